@@ -1,9 +1,9 @@
 """The client under asyncio: `async with headwater.connect("couchbase://host/bucket", …) as client`, or without a block
 `client = await headwater.connect(…)` and in the end `await client.close()`.
 
-It looks at the bucket, and makes from options and offsets what a read needs: a sans-IO `Reader`, the connections that
-it asks for, and the edge that runs both. `blocking_client` runs the same client in a thread. It must not block the
-caller's event loop.
+It reads the bucket's cluster map and manifest, and builds what a read needs from the options and offsets: a sans-IO
+`Reader`, the connections that the reader asks for, and the edge that runs both. `blocking_client` runs the same client
+in a thread. This code must not block the caller's event loop.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DCP_FEATURES = (
 
 
 Checkpoint = CheckpointStore | str | os.PathLike[str]
-"""A path is a `FileCheckpoint`."""
+"""A path means a `FileCheckpoint`."""
 
 
 B = TypeVar("B")
@@ -59,7 +59,7 @@ C = TypeVar("C")
 
 
 class BucketReader(ABC, Generic[B, C]):
-    """The reads that both clients offer: as batches, or as typed changes."""
+    """The reads that both clients offer, as batches or as typed changes."""
 
     @list_keywords(READ_OPTIONS.values())
     def batches(
@@ -67,20 +67,20 @@ class BucketReader(ABC, Generic[B, C]):
     ) -> B:
         """Read changes as Arrow record batches.
 
-        Nothing is asked of the servers before the first batch is: `start="now"` is that moment. `start()` on what is
-        returned brings it forward.
+        The read contacts no server before the first batch is requested, so `start="now"` is that moment. To begin
+        earlier, call `start()` of the returned read.
 
         Args:
-            checkpoint: Where offsets are saved; a path is a `FileCheckpoint`. The read resumes from what is saved
-                there, so that `start` is for the first time only.
-            group: The consumer group that shares the vbuckets. Its members need a checkpoint that all of them share.
+            checkpoint: Where offsets are saved; a path is a `FileCheckpoint`. The read resumes from the saved offsets,
+                so `start` applies only the first time.
+            group: The consumer group that shares the vbuckets. All its members must use one shared checkpoint.
             options: The options of the read, as in `headwater.ReadKeywords`.
 
         Returns:
             The batches, to iterate over.
 
         Raises:
-            InvalidInput: An option has a wrong value, or the options do not fit together.
+            InvalidInput: An option has a wrong value, or the options contradict each other.
             TypeError: There is no such option.
             LocalProtocolError: The client is closed.
         """
@@ -102,7 +102,7 @@ class BucketReader(ABC, Generic[B, C]):
         group: Membership | None = None,
         text_keys: bool = False,
     ) -> B:
-        """As `batches`, with options that were made before, and the bytes of keys."""
+        """As `batches`, with options that are already checked, and with keys as bytes unless `text_keys` is set."""
 
     @abstractmethod
     def _walk(self, batches: B) -> C:
@@ -113,17 +113,17 @@ class BucketReader(ABC, Generic[B, C]):
 def connect(url: str, **settings: Unpack[ConnectKeywords]) -> Client:
     """Make a client of the bucket that the connection string names. Use it in `async with`, or `await` and `close` it.
 
-    It connects when it is entered or awaited, at the latest with its first read.
+    The client connects when it is entered or awaited, or with its first read.
 
     Args:
         url: The connection string: `couchbase://host/bucket`, or `couchbases://` for TLS.
-        settings: Who logs in, and how to connect, as in `headwater.ConnectKeywords`.
+        settings: The user, the password and how to connect, as in `headwater.ConnectKeywords`.
 
     Returns:
         The client, which is not connected yet.
 
     Raises:
-        InvalidInput: The connection string or a setting is not valid, or they do not fit together.
+        InvalidInput: The connection string or a setting is not valid, or the settings contradict each other.
     """
     return Client(ClientSettings.make(url, **settings))
 
@@ -151,7 +151,7 @@ class Client(BucketReader[Batches, Changes]):
         await self.close()
 
     async def close(self) -> None:
-        """End all reads. What their callers have finished with is saved."""
+        """End all reads. Offsets that the callers have finished with are saved."""
         self._is_closed = True
         readings, self._readings = self._readings, []
         outcomes = await asyncio.gather(*(reading.aclose() for reading in readings), return_exceptions=True)
@@ -161,7 +161,7 @@ class Client(BucketReader[Batches, Changes]):
 
     @property
     def cluster_map(self) -> ClusterMap:
-        """As it was when the client connected."""
+        """The cluster map as of when the client connected."""
         return self._connected().cluster_map
 
     @property
@@ -176,7 +176,7 @@ class Client(BucketReader[Batches, Changes]):
         return self._bucket
 
     def view(self) -> ClientView:
-        """What a representation shows: never the password."""
+        """The data that a representation shows. It never includes the password."""
         return ClientView(
             settings=self.settings,
             bucket=self._bucket,
@@ -194,7 +194,7 @@ class Client(BucketReader[Batches, Changes]):
         return await self._environment.look_at(replace(self.settings, bucket_was_seen=self._bucket is not None))
 
     async def _look_with_retries(self, options: ReadOptions) -> BucketView:
-        """A read is as patient with its first connection as with any other."""
+        """Look at the bucket, and retry as patiently as a read does with its later connections."""
         loop = asyncio.get_running_loop()
         attempts = Attempts(options, random=self._environment.random, now_s=loop.time())
         while True:
@@ -246,7 +246,7 @@ class Client(BucketReader[Batches, Changes]):
         return await self._begin(options, start)
 
     async def find_start(self, options: ReadOptions) -> Offsets:
-        """The offsets before the first changes at or after the time that is the start of these options."""
+        """Find the offsets just before the first changes at or after `options.start`, which must be a time."""
         assert isinstance(options.start, datetime)
         started = await self._begin(search_options(options), Start.BEGINNING)
         edge = started.edge
@@ -272,8 +272,8 @@ class Client(BucketReader[Batches, Changes]):
         value, only = _filter(selected)
         offsets = _starting_offsets(options, start, bucket.cluster_map)
 
-        # The hosts to ask for the map when no node of it can be reached. A name that stands for a list in DNS is most
-        # likely no host itself, and the list may be another by then: it is looked up while the read is cut off.
+        # Hosts to ask for the map when no node in it can be reached. A name that DNS resolves to a list of hosts is
+        # probably not a host itself, and the list may change: it is resolved again while the read is cut off.
         where = self.settings.where
         is_listed = where.srv_name is not None
         seeds = list((not is_listed and self.settings.kv_addresses) or bucket.cluster_map.nodes)
@@ -288,9 +288,9 @@ class Client(BucketReader[Batches, Changes]):
                 seeds=seeds,
                 offsets=offsets,
                 from_now=start is Start.NOW,
-                # kv_engine, docs/dcp/documentation/recommended-apis.md: the server then refuses a vbucket that it does
-                # not have active, rather than streaming a copy. Servers of before 5.0 do not know the flag; they have
-                # no collections.
+                # kv_engine, docs/dcp/documentation/recommended-apis.md: with this flag the server refuses a vbucket
+                # that is not active on it instead of streaming a replica. Servers before 5.0 do not know the flag, and
+                # have no collections.
                 stream_flags=StreamFlags.ACTIVE_ONLY if bucket.has_collections else StreamFlags(0),
                 stream_value=value if bucket.has_collections else None,
                 environment=self._reader_environment(options, bucket.cluster_map.network),
@@ -321,7 +321,7 @@ class Client(BucketReader[Batches, Changes]):
         environment = self._environment
         reader_id = environment.random_bytes(_NAME_RANDOM_BYTES).hex()
         features = (*DCP_FEATURES, Feature.SNAPPY) if options.compression else DCP_FEATURES
-        # A reader is made when the bucket has been looked at.
+        # The bucket has been seen: a reader is made only after the client has read its map.
         login = replace(self.settings, features=features, bucket_was_seen=True).login()
         login = replace(login, random_bytes=environment.random_bytes)
 
@@ -360,7 +360,7 @@ def _opening(options: ReadOptions, name: str) -> DcpOpening:
         DcpControl(key="supports_cursor_dropping", value="true"),
         DcpControl(key="v7_dcp_status_codes", value="true"),
         DcpControl(key="flatbuffers_system_events", value="true"),
-        # With it the server says up to which seqno deletions were purged: `StreamOffset.purge_seqno`.
+        # With this, the server reports up to which seqno it has purged deletions: `StreamOffset.purge_seqno`.
         DcpControl(key="max_marker_version", value="2.2"),
     ]
     if options.priority is not None:
@@ -403,9 +403,9 @@ def _checked_for_group(options: ReadOptions, checkpoint: CheckpointStore | None)
 
 
 def _filter(selected: CollectionFilter) -> tuple[StreamRequestValue, CollectionFilter | None]:
-    """What the server is asked to filter, and what has to be filtered here.
+    """Return the filter for the server, and the filter to apply here (None if the server does it all).
 
-    A server filters by collections or by one scope. Anything else is read unfiltered, and filtered here.
+    A server filters either by collections or by one scope. Anything else is filtered here.
     """
     if selected.collections and not selected.scopes:
         return StreamRequestValue(collections=tuple(sorted(selected.collections))), None
@@ -440,14 +440,14 @@ def _starting_offsets(
 
 
 BeginAt = Callable[[dict[VBucketId, StreamOffset]], Awaitable[ReadStart]]
-"""Starts a read of these vbuckets from these offsets."""
+"""Start a read of these vbuckets from these offsets."""
 
 
 class GroupBatches(Batches):
-    """Batches of the vbuckets that a membership assigns to this member, for as long as they are assigned.
+    """Batches of the vbuckets that a membership assigns to this member, while they are assigned to it.
 
-    Assignments change between two batches, when the caller has finished with everything it was given: so what is handed
-    over to another member is saved up to the last change that a caller has seen.
+    The reader applies a new assignment between two batches, when the caller has finished with everything it received.
+    So a vbucket that is handed over to another member is saved up to the last change that the caller has seen.
     """
 
     def __init__(
@@ -467,7 +467,7 @@ class GroupBatches(Batches):
         self._find_bucket = find_bucket
         self._assignment = Assignment(number=0)
         self._has_asked = False
-        """Whether the membership was started, perhaps in vain."""
+        """Whether `start` of the membership was called; it may have failed."""
         self._has_joined = False
 
     def end_now(self) -> None:
@@ -493,18 +493,18 @@ class GroupBatches(Batches):
             if self._assignment.is_last:
                 await self.aclose()
                 return
-            # From here to the hand-out nothing is waited for, so the assignment is still the one that was looked at.
+            # No await from here until the pieces are returned, so the assignment can't change in between.
             if self._membership.current().number == self._assignment.number and (pieces := started.edge.take_now()):
                 self._taken = pieces
                 return
             await self._wait_for_news(started)
 
     async def _keep_to_assignment(self, started: ReadStart) -> None:
-        """Do what the newest assignment says. The caller has finished with all that it was given."""
+        """Apply the newest assignment. The caller has finished with everything it received."""
         reader = started.edge.reader
         newest = self._membership.current()
         change = newest.since(self._assignment)
-        # First of all: what may be another member's by now must not be saved.
+        # Do this first: offsets of vbuckets that another member may own by now must not be saved.
         reader.close_vbuckets(change.drop)
         self._finished = reader.offsets
         if newest.number == self._assignment.number:
@@ -515,11 +515,11 @@ class GroupBatches(Batches):
         reader.close_vbuckets(change.hand_over)
         offsets = await self._saved_offsets(change.begin)
         started.edge.follow(offsets)
-        # Only now: a caller that gives up while something is waited for comes back to all of this.
+        # Only now: if the caller is cancelled during one of these awaits, the next call repeats all of this.
         self._assignment = newest
 
     async def _wait_for_news(self, started: ReadStart) -> None:
-        """Wait until there is something to take, or a new assignment. It takes nothing, so nothing can get lost."""
+        """Wait for pieces or a new assignment. It takes no pieces, so cancelling it loses none."""
         waits: set[asyncio.Task[object]] = {asyncio.create_task(self._membership.assignment_changed(self._assignment))}
         if not started.edge.reader.is_finished:
             waits.add(asyncio.create_task(started.edge.wait()))

@@ -1,4 +1,4 @@
-"""Where a reader meets the network, under asyncio: sockets, TLS and the clock."""
+"""Connects a reader to the network under asyncio: sockets, TLS and the clock."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from headwater.protocol.snapshots import StreamOffset
 
 TICK_S = 0.05
 CLOSE_S_MAX = 1.0
-"""How long to wait for sockets to be closed. It takes a round of the event loop."""
+"""How long to wait for sockets to close. Normally one iteration of the event loop is enough."""
 CUT_OFF_S = 2.0
-"""How long nothing may be connected before the seeds are looked up again, and how often after that."""
+"""How long there may be no connection before the seeds are looked up again, and the interval of further lookups."""
 
 
 class _LinkProtocol(asyncio.BufferedProtocol):
@@ -33,11 +33,11 @@ class _LinkProtocol(asyncio.BufferedProtocol):
         self._link = link
         self._scratch = memoryview(bytearray(4096))
 
-    # What goes wrong in these methods would only be logged by the event loop, so they must not raise.
+    # These methods must not raise: the event loop would only log the exception.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         with self._edge.failing_the_read():
-            # uvloop's transports are none of asyncio's classes.
+            # uvloop's transports are not instances of asyncio's classes.
             self._edge.on_connected(self._link, cast(asyncio.Transport, transport))
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -67,7 +67,7 @@ class AsyncioEdge:
         timeouts: Timeouts,
         renew_seeds: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`renew_seeds` is for seeds that may be others by the time they are needed."""
+        """`renew_seeds` looks up the seeds again, if they can change while the read runs."""
         self.now_s = asyncio.get_running_loop().time
         self.reader = make_reader(self.now_s())
         self._tls = tls
@@ -75,20 +75,21 @@ class AsyncioEdge:
         self._renew_seeds = renew_seeds
         self._renewing: asyncio.Task[None] | None = None
         self._cut_off_s: float | None = None
-        """Since when there may be no connection left, or since the seeds were new."""
+        """Since when there may be no connection, or since the last renewal of the seeds. None while one exists."""
         self._transports: dict[int, asyncio.Transport] = {}
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._addresses: dict[int, Address] = {}
-        """Of the links that the reader has asked for and not given up."""
+        """The addresses of links that the reader has requested and not closed."""
         self._sockets: set[int] = set()
-        """Those that are connected, also where the reader has closed them."""
+        """Links with a connected socket, even if the reader has closed them."""
         self._fault: Exception | None = None
         self._is_closed = False
         self._news = asyncio.Event()
         self._ticker = asyncio.create_task(self._tick_for_ever())
 
     async def take(self) -> list[Piece] | None:
-        """The next pieces; None at the end of the read. Raises what has failed it, after what came before."""
+        """Return the next pieces; None at the end. Raises the error that failed the read, after everything before
+        it."""
         while not (pieces := self.take_now()):
             if self.reader.is_finished or self._is_closed:
                 return None
@@ -96,7 +97,7 @@ class AsyncioEdge:
         return pieces
 
     def take_now(self) -> list[Piece]:
-        """What is there, which may be nothing. Raises what has failed the read, after what came before."""
+        """Return the available pieces, if any. Raises the error that failed the read, after everything before it."""
         if self._fault is not None:
             raise self._fault
         pieces: list[Piece] = []
@@ -108,7 +109,7 @@ class AsyncioEdge:
         return pieces
 
     async def wait(self) -> None:
-        """Until there is something to take, or the read has come to its end."""
+        """Wait until there are pieces to take, or the read has ended or failed."""
         self._news.clear()
         if not self._has_news:
             await self._news.wait()
@@ -119,26 +120,26 @@ class AsyncioEdge:
         return self.reader.has_pieces or self.reader.is_finished or has_failed or self._is_closed
 
     async def wait_for_offsets(self) -> None:
-        """Until every vbucket has its offset: one that starts at "now" gets it from a server."""
+        """Wait until every vbucket has its offset (a start at "now" gets it from a server), or the read has failed."""
         while not (self.reader.has_offsets or self.reader.failure or self._fault or self._is_closed):
             await asyncio.sleep(TICK_S)
 
     def check_offsets(self) -> None:
-        """Raise what has kept a vbucket from getting its offset."""
+        """Raise the error that kept a vbucket from getting its offset, if there is one."""
         if self._fault is not None:
             raise self._fault
         if not self.reader.has_offsets and self.reader.failure is not None:
             raise self.reader.failure
 
     def follow(self, offsets: Mapping[VBucketId, StreamOffset]) -> None:
-        """Read these vbuckets, too."""
+        """Also read these vbuckets."""
         now_s = self.now_s()
         self.reader.follow(offsets, now_s=now_s)
         self.reader.tick(now_s)
         self.pump()
 
     async def close(self) -> None:
-        """Close all connections. A caller that waits for more gets the end of the read."""
+        """Close all connections. A caller that waits for pieces gets the end of the read."""
         self._is_closed = True
         self._news.set()
         tasks = [self._ticker, *self._connecting.values()]
@@ -150,7 +151,7 @@ class AsyncioEdge:
         while self._transports:
             self._transports.popitem()[1].abort()
         self.reader.close()
-        # All is on its way to be closed, also if we are cancelled while we wait for it.
+        # Everything is closing by now, even if this coroutine is cancelled while it waits.
         await asyncio.wait(tasks)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S_MAX):
@@ -159,7 +160,7 @@ class AsyncioEdge:
 
     @contextlib.contextmanager
     def failing_the_read(self) -> Iterator[None]:
-        """What goes wrong in here by a fault of our own fails the read: an event loop would only log it."""
+        """Make an exception in the block fail the read. The event loop would only log it."""
         try:
             yield
         except Exception as error:
@@ -169,7 +170,7 @@ class AsyncioEdge:
     # --- between the reader and the sockets -----------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Do what the reader wants done, and wake the callers that wait for it."""
+        """Run the reader's commands, send its data, and wake the callers that wait for it."""
         if self._is_closed:
             return
         for command in self.reader.commands():
@@ -205,7 +206,7 @@ class AsyncioEdge:
     def on_connected(self, link: int, transport: asyncio.Transport) -> None:
         self._sockets.add(link)
         if link not in self._addresses:
-            transport.abort()  # it was given up meanwhile
+            transport.abort()  # the reader closed it in the meantime
             return
         self._transports[link] = transport
         is_local = is_loopback(transport.get_extra_info("socket"))
@@ -235,7 +236,7 @@ class AsyncioEdge:
             await asyncio.sleep(TICK_S)
 
     def _renew_if_cut_off(self) -> None:
-        """Where the last connection was lost, and there is none for a while, the hosts may have new names."""
+        """Look up the seeds again if there has been no connection for a while: the hosts may have new names."""
         if self._transports:
             self._cut_off_s = None
         if self._renew_seeds is None or self._renewing is not None or self._cut_off_s is None:

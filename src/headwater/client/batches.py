@@ -1,8 +1,8 @@
-"""Pieces of the changes to Arrow batches: one row a change, with no Python object per row.
+"""Builds Arrow batches from pieces: one row per change, with no Python object per row.
 
-The runs of a batch are decoded in one go; values are inflated, and extended attributes split off, where there are any.
-Events and rollbacks are rare: their rows are made one by one and put in between. `reading` is the caller, in any
-thread; nothing here knows of connections.
+All runs of a batch are decoded together; values are decompressed and extended attributes split off if there are any.
+Events and rollbacks are rare, so their rows are built one by one and inserted. `reading` calls this from any thread;
+nothing here knows about connections.
 
 A row is one of these, by its `op`:
 
@@ -12,9 +12,9 @@ A row is one of these, by its `op`:
 * a rollback: everything of the vbucket above `seqno`, on other branches than `vbuuid`, is void. Its value is JSON with
   `from_seqno`, `old_vbuuid` and `new_vbuuid`.
 
-Keys are bytes here, for that is what lake and Spark compare and hash. What users take has text: `with_text_keys`.
+Keys are bytes here, because the lake and Spark compare and hash bytes. Users get text: `with_text_keys`.
 
-Names are null where no manifest and no event had them: the collection was dropped before the reader came.
+Names are null if no manifest and no event contained them: the collection was dropped before the reader started.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ OPS = (
 )  # fmt: skip
 """The values of `op`. The first three are in the order of their opcodes."""
 SYSTEM_EVENT_OPS = OPS[4:]
-"""What happens to scopes and collections: an event of each vbucket, and no change of a document."""
+"""Events of scopes and collections. Every vbucket sends them, and they change no document."""
 
 _NAME_TYPE = pa.dictionary(pa.int32(), pa.string())
 
@@ -94,17 +94,17 @@ RAW_SCHEMA = pa.schema(
         pa.field("snapshot_end", pa.uint64(), nullable=False),
     ]
 )
-"""What a row does not have is 0 where it can't be null.
+"""A field that a row does not have is null, or 0 if the column is not nullable.
 
-`value` is the body alone, inflated, so `datatype` has only the JSON bit left. It is null where a document was removed
-and nothing of it is left. `expiry` is in seconds since 1970: of a mutation when it will expire, of a removal when it
-took place, where the server sends that. `changed_at` is from the CAS, and null where that is 0.
+`value` is only the decompressed body, so `datatype` keeps only the JSON bit. It is null for a removal that left no
+value. `expiry` is in seconds since 1970: for a mutation, when the document will expire; for a removal, when it took
+place, if the server sends that. `changed_at` comes from the CAS, and is null if the CAS is 0.
 """
 
 _KEY = RAW_SCHEMA.get_field_index("key")
 CHANGE_SCHEMA = RAW_SCHEMA.set(_KEY, pa.field("key", pa.string())).insert(_KEY + 1, pa.field("key_bytes", pa.binary()))
-"""The same with keys as text, as in the tables and in Spark. A key that is no UTF-8, which no server refuses, has its
-bytes in `key_bytes`, and `key` shows them with escapes such as `\\xff`. `key_bytes` is null for all others."""
+"""The same with keys as text, as in the tables and in Spark. Servers accept keys that are not valid UTF-8: such a key
+has its bytes in `key_bytes`, and escapes such as `\\xff` in `key`. For all other keys `key_bytes` is null."""
 
 _OP_NAMES = pa.array(OPS, pa.string())
 _EVENT_OPS: dict[type[Event], str] = {
@@ -117,15 +117,15 @@ _EVENT_OPS: dict[type[Event], str] = {
 
 
 def raw_schema(*, xattrs: bool) -> pa.Schema:
-    """The schema of what `build_batch` makes."""
+    """The schema of the batches that `build_batch` returns."""
     return _with_xattrs(RAW_SCHEMA) if xattrs else RAW_SCHEMA
 
 
 def change_schema(*, xattrs: bool) -> pa.Schema:
-    """The schema of the batches. With `xattrs` they have a column more: name → JSON text.
+    """The schema of the batches that users get. With `xattrs`, it has one more column: name → JSON text.
 
-    All attributes are there, also those of the system, whose names begin with `_`. The column is null for a change
-    that has none.
+    It contains all attributes, also those of the system, whose names begin with `_`. It is null for a change without
+    any.
     """
     return _with_xattrs(CHANGE_SCHEMA) if xattrs else CHANGE_SCHEMA
 
@@ -142,13 +142,13 @@ def build_batch(
     xattrs: bool,
     only: CollectionFilter | None = None,
 ) -> pa.RecordBatch:
-    """The rows of all pieces, in their order.
+    """Build the rows of all pieces, in order.
 
-    `collections` says whether collections were negotiated on the connection; if not, everything is in the default
-    one. `names` learns from the events among the pieces first. `only` drops the changes and events of all other
-    collections, for filters that a server does not know; rollbacks always stay.
+    `collections` says whether the connection negotiated collections; without them, every row is in the default
+    collection. `names` first learns from the events among the pieces. `only` drops the changes and events of all other
+    collections, for filters that a server does not support; rollbacks always stay.
 
-    Raises the `RemoteProtocolError` that names it where frames, compression or extended attributes are not sound.
+    Raises the matching `RemoteProtocolError` if frames, compression or extended attributes are malformed.
     """
     for piece in pieces:
         if isinstance(piece, EventPiece):
@@ -166,7 +166,7 @@ def build_batch(
 def _change_rows(
     runs: Sequence[ChangeRun], names: CollectionNames, *, collections: bool, xattrs: bool, only: CollectionFilter | None
 ) -> tuple[pa.RecordBatch, Column]:
-    """The rows of the runs, and how many there are of each."""
+    """Return the rows of the runs, and the number of rows of each run."""
     found = decode_runs([run.data for run in runs], collections=collections)
     decoded, run_rows = found.batch, found.rows
     if only is not None:
@@ -201,11 +201,11 @@ def _filter(decoded: pa.RecordBatch, run_rows: Column, keep: Column) -> tuple[pa
 
 
 def _read_values(decoded: pa.RecordBatch) -> tuple[pa.Array, pa.Array | None]:
-    """The bodies, inflated, and the extended attributes, where any row has them."""
+    """Return the decompressed bodies, and the extended attributes if any row has them."""
     datatypes = decoded.column("datatype").to_numpy()
     if not _has(datatypes, Datatype.SNAPPY | Datatype.XATTR):
         return decoded.column("value"), None
-    # A server that was asked for no values may still send their datatypes. What is not there is not compressed.
+    # With no_value, a server may still send the datatypes of the values. A missing value is not compressed.
     datatypes = np.where(value_lengths(decoded.column("value")) > 0, datatypes, np.uint8(0))
     if _has(datatypes, Datatype.SNAPPY):
         index = decoded.schema.get_field_index("datatype")
@@ -231,7 +231,7 @@ def _in_order(
     names: CollectionNames,
     only: CollectionFilter | None,
 ) -> pa.RecordBatch:
-    """The rows of all pieces: those of the runs, which are there, and those of events and rollbacks between them."""
+    """Return the rows of all pieces: `changes`, with the rows of events and rollbacks inserted in their places."""
     rare: list[dict[str, Any]] = []
     spans: list[tuple[bool, int, int]] = []
     start = 0
@@ -248,7 +248,7 @@ def _in_order(
             spans.append((False, rare_before, len(rare) - rare_before))
     others = _to_batch(rare, names, changes.schema)
     parts = [(changes if is_runs else others).slice(start, rows) for is_runs, start, rows in spans]
-    # `pa.concat_batches` is younger than the oldest pyarrow.
+    # The oldest supported pyarrow does not have `pa.concat_batches`.
     joined = pa.Table.from_batches(parts, changes.schema).combine_chunks().to_batches()
     return joined[0] if joined else changes.slice(0, 0)
 
@@ -271,7 +271,7 @@ def _rollback_row(piece: RollbackPiece) -> dict[str, Any]:
         "vbuuid": piece.new_vbuuid,
         "seqno": piece.seqno,
         "value": json.dumps(details).encode(),
-        # What is kept is whole again: a snapshot that holds nothing but its end.
+        # What remains is complete again: a snapshot that consists of its end only.
         "snapshot_start": piece.seqno,
         "snapshot_end": piece.seqno,
     }
@@ -295,7 +295,7 @@ def _event_row(piece: EventPiece, names: CollectionNames) -> dict[str, Any]:
 
 
 def _to_batch(rows: Sequence[dict[str, Any]], names: CollectionNames, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows whose operation and names are codes; what they lack is null, or 0 where it can't be."""
+    """Make a batch of rows whose operation and names are codes. Missing values are null, or 0 if not nullable."""
     dictionaries = {"op": _OP_NAMES, "scope": names.table.scopes, "collection": names.table.collections}
     columns = []
     for field in schema:
@@ -312,7 +312,7 @@ def _to_batch(rows: Sequence[dict[str, Any]], names: CollectionNames, schema: pa
 
 
 def with_text_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of `raw_schema` as one of `change_schema`. Where all keys are UTF-8 no byte is copied."""
+    """Convert a batch of `raw_schema` to `change_schema`. If all keys are UTF-8, no bytes are copied."""
     keys, key_bytes = split_keys(batch.column("key"))
     columns = batch.columns
     columns[_KEY : _KEY + 1] = [keys, key_bytes]
@@ -321,9 +321,9 @@ def with_text_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 # --- filled columns -----------------------------------------------------------------------------------------------
 #
-# The columns of a batch that the wire does not have as they are, filled for all rows at once. What is constant in a run
-# (its branch of history, its snapshot) is repeated for its rows; operation, datatype, expiry and time are worked out
-# from what was decoded; collection ids become codes of names.
+# Columns that are not on the wire as such, filled for all rows at once. What is constant in a run (its branch of
+# history, its snapshot) is repeated for its rows; operation, datatype, expiry and time are computed from decoded
+# fields; collection ids become codes of names.
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "vbuuid": np.dtype(np.uint64),
@@ -340,7 +340,7 @@ _ALIGNMENT_BYTES = 64  # what Arrow recommends
 
 
 class FilledColumns:
-    """The columns of the rows that `decoded` holds, which are those of `runs`, `run_rows` of each."""
+    """The filled columns of the rows in `decoded`: the rows of `runs`, of which run `i` has `run_rows[i]`."""
 
     def __init__(self, decoded: pa.RecordBatch, runs: Sequence[ChangeRun], run_rows: Column, table: NameTable) -> None:
         self._rows = decoded.num_rows
@@ -372,7 +372,7 @@ class FilledColumns:
         )
 
     def _allocate(self) -> None:
-        """One block of Arrow's own pool, which gives freed blocks out again while they are warm."""
+        """Allocate all columns as one block of Arrow's pool, which reuses freed blocks while they are cached."""
         spans = {name: self._rows * dtype.itemsize for name, dtype in _DTYPES.items()}
         *starts, end = accumulate((_aligned(length) for length in spans.values()), initial=0)
         block = pa.allocate_buffer(end)
@@ -384,11 +384,11 @@ class FilledColumns:
             self._columns[name] = room[start : start + length].view(_DTYPES[name])
 
     def plain(self, name: str, type_: pa.DataType) -> pa.Array:
-        """A column that has no nulls."""
+        """Return a column that has no nulls."""
         return pa.Array.from_buffers(type_, self._rows, [None, self._buffers[name]])
 
     def changed_at(self, type_: pa.DataType, cas: pa.Array) -> pa.Array:
-        """Null where the CAS is 0."""
+        """Return `changed_at`, which is null where the CAS is 0."""
         validity = _validity(cas.to_numpy() != 0) if self._has_zero_cas else None
         return pa.Array.from_buffers(type_, self._rows, [validity, self._buffers["changed_at"]])
 
@@ -408,7 +408,7 @@ class FilledColumns:
         return pa.DictionaryArray.from_buffers(type_, self._rows, [validity, self._buffers[name]], names)
 
     def without_empty_removals(self, values: pa.Array) -> pa.Array:
-        """The values, null where a document was removed and nothing of it is left."""
+        """Return the values, with null for removals that have no value."""
         if not self._has_removals:
             return values
         is_there = (self._columns["op"] == 0) | (value_lengths(values) > 0)
@@ -434,7 +434,7 @@ def _fill_runs(
     run_rows: Int64s, run_vbuckets: UInt16s, run_vbuuids: UInt64s, run_starts: UInt64s, run_ends: UInt64s,
     vbuckets: ReadOnlyUInt16s, vbuuids: UInt64s, starts: UInt64s, ends: UInt64s,
 ) -> int:  # fmt: skip
-    """Fill the columns. Returns the first row that is of another vbucket than its run, or -1."""
+    """Fill the columns. Returns the first row whose vbucket differs from that of its run, or -1."""
     row = 0
     for run in range(len(run_rows)):
         end = row + i64(run_rows[run])
@@ -457,9 +457,9 @@ def _fill_rows(
     opcodes: ReadOnlyBytes, datatypes: ReadOnlyBytes, expiries: ReadOnlyUInt32s, delete_times: ReadOnlyUInt32s,
     cas: ReadOnlyUInt64s, ops: Int8s, plain_datatypes: Bytes, times: UInt32s, changed_at: Int64s,
 ) -> tuple[bool, bool]:  # fmt: skip
-    """Fill the columns, and return whether there are removals, and CASes of 0.
+    """Fill the columns. Returns whether there are removals, and whether there are CASes of 0.
 
-    One short loop a column: the compiler turns each into instructions that work on many rows at a time.
+    One short loop per column: the compiler vectorizes each of them.
     """
     removals = u8(0)
     for row in range(len(opcodes)):
@@ -469,10 +469,10 @@ def _fill_rows(
     for row in range(len(opcodes)):
         plain_datatypes[row] = datatypes[row] & u8(0x01)
     for row in range(len(opcodes)):
-        times[row] = expiries[row] | delete_times[row]  # a message has one of them at most
+        times[row] = expiries[row] | delete_times[row]  # a message has at most one of them
     has_zero_cas = False
     for row in range(len(opcodes)):
-        # The upper 48 bits are nanoseconds since 1970, the lower ones distinguish changes of the same moment.
+        # The CAS is nanoseconds since 1970 in the upper 48 bits; the lower 16 distinguish changes of the same moment.
         changed_at[row] = (cas[row] & u64(0xFFFF_FFFF_FFFF_0000)) // u64(1000)
         has_zero_cas |= cas[row] == 0
     return removals != 0, has_zero_cas
@@ -487,14 +487,14 @@ def _fill_names(
     scopes: Int32s,
     collections: Int32s,
 ) -> bool:
-    """Fill in the codes of the names, and return whether one is not known."""
+    """Fill in the codes of the names. Returns whether any name is unknown."""
     has_unknown = False
     id_before = i64(-1)
     scope = i64(NO_CODE)
     collection = i64(NO_CODE)
     for row in range(len(ids)):
         id_ = i64(ids[row])
-        if id_ != id_before:  # neighbours are mostly of one collection
+        if id_ != id_before:  # neighbouring rows are mostly in one collection
             id_before = id_
             entry = np.searchsorted(known_ids, ids[row])
             is_known = entry < len(known_ids) and known_ids[entry] == ids[row]
@@ -508,7 +508,7 @@ def _fill_names(
 
 @kernel
 def mark_kept(ids: ReadOnlyUInt32s, keep: UInt32s, run_rows: Int64s, marks: Bools, kept_rows: Int64s) -> None:
-    """Mark the rows whose collection is among `keep`, which rises, and count them run by run."""
+    """Mark the rows whose collection is in `keep` (sorted), and count them for each run."""
     row = i64(0)
     id_before = i64(-1)
     is_kept = False

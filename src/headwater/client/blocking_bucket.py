@@ -1,7 +1,7 @@
-"""The blocking twins of `bootstrap` and `survey`, for callers without an event loop: Spark's planners and the loader.
+"""Blocking versions of `bootstrap` and `survey`, for callers without an event loop: Spark's planners and the loader.
 
-The work is done by the asyncio functions, on a loop in a thread. The one exception is the loader's sockets: it selects
-among them itself, so they are opened and logged in here, and then are the loader's.
+They run the asyncio functions on an event loop in a thread. The loader's sockets are the exception: the loader selects
+among them itself, so this module opens them and logs in, and then gives them to the loader.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 
 def bootstrap(settings: ClientSettings) -> Bootstrap:
-    """Ask the hosts for the cluster map, one after the other."""
+    """Ask one host after the other for the cluster map."""
     return run_blocking(lambda: asyncio_bootstrap.bootstrap(settings))
 
 
 def look_at_bucket(settings: ClientSettings) -> BucketView:
-    """The bucket's map, scopes and collections."""
+    """Return the bucket's map, scopes and collections."""
     return run_blocking(lambda: asyncio_bootstrap.look_at_bucket(settings))
 
 
 class Surveyor:
-    """Asks the nodes of a bucket. Use it in `with`, or `close` it; used after that, it connects again."""
+    """Asks the nodes of a bucket. Use it in `with`, or call `close`; a call after that connects again."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._thread: LoopThread | None = None
@@ -47,27 +47,27 @@ class Surveyor:
         return self._surveyor.cluster_map
 
     def survey(self, vbuckets: Iterable[VBucketId] | None = None) -> dict[VBucketId, VBucketStatus]:
-        """The state of these vbuckets, or of all. Waits for those that are on their way from node to node."""
+        """Return the state of these vbuckets, or of all. Waits for vbuckets that are moving between nodes."""
         return self._run(lambda: self._surveyor.survey(vbuckets))
 
     def high_seqnos(self) -> dict[VBucketId, Seqno]:
-        """How far all vbuckets are. Asked once: what fails is raised, and so is a map that is out of date."""
+        """Return the high seqno of every vbucket. It does not retry: raises if a request fails or the map is stale."""
         return self._run(self._surveyor.high_seqnos)
 
     def are_ours(self) -> bool:
-        """Whether all nodes that have active vbuckets are Headwater's."""
+        """Return whether all nodes with active vbuckets are Headwater's."""
         return self._run(self._surveyor.are_ours)
 
     def has_change_streams(self) -> bool:
-        """Whether all of them send every version of a document to a stream that asks for it, for a while at least."""
+        """Return whether all of these nodes can stream every version of a document, at least for a while."""
         return self._run(self._surveyor.has_change_streams)
 
     def documents_by_collection(self) -> dict[int, int]:
-        """How many documents the collections have, by id; nothing where the nodes do not count them."""
+        """Return the number of documents by collection id; empty if the nodes do not count them."""
         return self._run(self._surveyor.documents_by_collection)
 
     def documents(self) -> int:
-        """How many documents the bucket has; 0 where the nodes do not count them."""
+        """Return the number of documents in the bucket; 0 if the nodes do not count them."""
         return self._run(self._surveyor.documents)
 
     def refresh_map(self) -> None:
@@ -75,7 +75,7 @@ class Surveyor:
         self._run(self._surveyor.refresh_map)
 
     def look(self) -> BucketView:
-        """The bucket's collections as they are now, with the map that is known."""
+        """Return the bucket's current collections, with the cluster map that is already known."""
         return self._run(self._surveyor.look)
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -84,7 +84,7 @@ class Surveyor:
         try:
             return self._thread.run(work)
         except BaseException:
-            # A caller may give up after any failure, and must not leave a thread behind.
+            # A caller may give up after any failure; close, so that no thread is left behind.
             self.close()
             raise
 
@@ -109,18 +109,18 @@ async def _close(surveyor: AsyncSurveyor) -> None:
 
 
 class KvCluster:
-    """The nodes of one bucket, for those that write to all of them."""
+    """The nodes of one bucket, for a caller that writes to all of them."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._login = settings.login()
 
     def read_map(self) -> ClusterMap:
-        """The newest cluster map."""
+        """Fetch the newest cluster map."""
         return bootstrap(self._settings).cluster_map
 
     def open(self, address: Address) -> socket.socket:
-        """A socket to one node that is logged in and has its bucket."""
+        """Open a socket to one node, logged in and with the bucket selected."""
         connection = KvConnection.open(address, self._login)
         if connection.buffered_bytes:
             connection.close()
@@ -128,9 +128,9 @@ class KvCluster:
         return connection.sock
 
     def find(self, collections: Sequence[str]) -> tuple[ClusterMap, tuple[CollectionId, ...]]:
-        """The newest map, and the ids of collections; the default collection where none is named.
+        """Return the newest map, and the ids of the collections; without names, that of the default collection.
 
-        With no collections on the server there are no ids, and none may be named.
+        If the server has no collections, there are no ids, and a name raises an error.
         """
         return run_blocking(lambda: self._find(collections))
 

@@ -1,7 +1,7 @@
-"""The blocking twin of `asyncio_client`: the same names, and an event loop in a thread behind them.
+"""The blocking version of `asyncio_client`: the same names, run by an event loop in a thread.
 
-The loop's thread receives; batches are built in the caller's. Nothing is decided here: every call is run in the loop.
-A client may be used in `with`, or be closed by `close`; one that is forgotten closes itself when it is collected.
+The loop's thread receives; the caller's thread builds the batches. Nothing is decided here: every call runs in the
+loop. Use a client in `with`, or call `close`; a client that is neither closes when it is garbage-collected.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from headwater.options import list_keywords
 class Batches:
     """Arrow record batches, one after the other. Their schema is `schema`.
 
-    Whatever takes an Arrow stream takes all that is left of them: `pyarrow.table(batches)`,
-    `polars.DataFrame(batches)`, `duckdb.from_arrow(batches)`, `pyarrow.table(batches).to_pandas()`. For these a read
-    that was given no end ends now.
+    Any consumer of an Arrow stream takes all remaining batches: `pyarrow.table(batches)`, `polars.DataFrame(batches)`,
+    `duckdb.from_arrow(batches)`, `pyarrow.table(batches).to_pandas()`. A read that was given no end then ends at
+    "now".
     """
 
     def __init__(self, batches: reading.Batches, thread: LoopThread, client: Client) -> None:
         self._batches = batches
         self._thread = thread
         self._client = client
-        """A client that has no other reference must last as long as its reads."""
+        """Keeps a client that has no other reference alive as long as its reads."""
 
     @property
     def offsets(self) -> Offsets:
-        """Behind the last batch that was handed out."""
+        """The offsets after the last batch that was returned."""
         return self._batches.offsets
 
     @property
     def finished(self) -> Offsets:
-        """Before the last batch that was handed out: what the caller has asked for more after."""
+        """The offsets before the last batch that was returned: the caller has finished with everything up to here."""
         return self._batches.finished
 
     @property
@@ -57,15 +57,15 @@ class Batches:
         return self._batches.metrics
 
     def start(self) -> None:
-        """Return when every vbucket has its offset, which a read otherwise finds with its first batch.
+        """Wait until every vbucket has its offset. Without this call, the first batch does that.
 
-        With `start="now"` these offsets are "now": all that is written after this has returned is read.
+        With `start="now"`, these offsets define "now": everything written after this returns is read.
         """
         self._thread.run(self._batches.start)
 
     @property
     def schema(self) -> pa.Schema:
-        """That of all batches."""
+        """The schema of all batches."""
         return self._batches.schema
 
     def __repr__(self) -> str:
@@ -81,12 +81,12 @@ class Batches:
                 hint="Call batches() again, or keep a table: pyarrow.table(client.batches())",
             )
         self._batches.end_now()
-        # Libraries ask for a stream to look at its schema, and for another to get rows: nothing is read before that.
+        # Libraries request one stream for its schema, and another for the rows: nothing is read before the second.
         return pa.RecordBatchReader.from_batches(self.schema, self).__arrow_c_stream__(requested_schema)
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        # `pandas.DataFrame` takes no Arrow stream: it asks for an array, or makes a list of what it can iterate over,
-        # and a read without an end would never be one.
+        # `pandas.DataFrame` does not take an Arrow stream: it asks for an array, or makes a list of what it can
+        # iterate over, and the list of a read without an end would never be complete.
         raise LocalProtocolError(
             "pandas.DataFrame can't read an Arrow stream",
             hint="Call pyarrow.table(batches).to_pandas(), or pandas.DataFrame.from_arrow(batches) from pandas 3 on",
@@ -107,7 +107,7 @@ class Batches:
         raise StopIteration
 
     def close(self) -> None:
-        """Save what is finished, and leave nothing open."""
+        """Save the offsets that are finished, and close everything."""
         if not self._batches.is_closed:
             self._thread.run(self._batches.aclose)
 
@@ -116,7 +116,7 @@ class Changes(reading.ChangeWalk[Batches]):
     """Typed changes, one after the other."""
 
     def start(self) -> None:
-        """Return when every vbucket has its offset. See `Batches.start`."""
+        """Wait until every vbucket has its offset. See `Batches.start`."""
         self._batches.start()
 
     def __iter__(self) -> Self:
@@ -129,7 +129,7 @@ class Changes(reading.ChangeWalk[Batches]):
         return change
 
     def close(self) -> None:
-        """Save what is finished, and leave nothing open."""
+        """Save the offsets that are finished, and close everything."""
         self._batches.close()
 
 
@@ -137,8 +137,8 @@ class Changes(reading.ChangeWalk[Batches]):
 def connect(url: str, **settings: Unpack[ConnectKeywords]) -> Client:
     """Make a client of the bucket that the connection string names. Use it in `with`, or `close` it in the end.
 
-    It connects when it is entered, and at the latest when it is first asked for something. Arguments and errors are
-    those of `headwater.connect`.
+    The client connects when it is entered, or when it is first used. Arguments and errors are those of
+    `headwater.connect`.
     """
     return Client(ClientSettings.make(url, **settings))
 
@@ -152,7 +152,7 @@ class Client(BucketReader[Batches, Changes]):
         self._thread: LoopThread | None = None
         self._is_closed = False
         self._turn = threading.RLock()
-        """Two threads may be the first to need a connection."""
+        """Held to connect and to close: two threads may need the first connection at once."""
 
     def __enter__(self) -> Self:
         self._is_closed = False
@@ -162,7 +162,7 @@ class Client(BucketReader[Batches, Changes]):
         self.close()
 
     def open(self) -> Self:
-        """Connect now, and not with the first read. A client that is connected stays so."""
+        """Connect now instead of with the first read. Does nothing if the client is connected."""
         self._opened()
         return self
 
@@ -175,18 +175,18 @@ class Client(BucketReader[Batches, Changes]):
             if self._thread is None:
                 self._thread = LoopThread("headwater")
                 self._forgotten = weakref.finalize(self, self._thread.abandon, self._client.close)
-                # At the end of a program nothing is waited for: all that was due has been saved.
+                # At exit, do not wait for this: all offsets that were due have been saved.
                 self._forgotten.atexit = False
                 try:
                     self._thread.run(self._client.__aenter__)
                 except BaseException:
-                    # The next call may find the server in reach.
+                    # The next call may be able to connect.
                     self._end_thread()
                     raise
             return self._thread
 
     def close(self) -> None:
-        """End all reads. What their callers have finished with is saved."""
+        """End all reads. Offsets that the callers have finished with are saved."""
         with self._turn:
             self._is_closed = True
             self._end_thread()
@@ -211,7 +211,7 @@ class Client(BucketReader[Batches, Changes]):
 
     @property
     def cluster_map(self) -> ClusterMap:
-        """As it was when the client connected."""
+        """The cluster map as of when the client connected."""
         self._opened()
         return self._client.cluster_map
 
@@ -235,5 +235,5 @@ class Client(BucketReader[Batches, Changes]):
         return Batches(batches, thread, self)
 
     def find_start(self, options: ReadOptions) -> Offsets:
-        """The offsets before the first changes at or after the time that is the start of these options."""
+        """Find the offsets just before the first changes at or after `options.start`, which must be a time."""
         return self._opened().run(lambda: self._client.find_start(options))

@@ -1,8 +1,8 @@
-"""Finding a bucket: the first host that answers, the cluster map that it gives, and the bucket's collections.
+"""Finds a bucket: the first host that answers, the cluster map that it returns, and the bucket's collections.
 
-The asyncio client, the planners of Spark and the loader begin here; `blocking_bucket` has the same for callers without
-an event loop. A map is read over the key-value protocol, or over HTTP where only the cluster manager's port is known.
-It must use nothing but the running event loop, which may be simulated, and a thread for DNS alone.
+The asyncio client, Spark's planners and the loader start here; `blocking_bucket` is the same for callers without an
+event loop. The map is read over the key-value protocol, or over HTTP if only the cluster manager's port is known. This
+module must use nothing but the running event loop, which may be simulated, and a thread for DNS.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ RandomBytes = Callable[[int], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bootstrap:
-    """The cluster map, as the first host that answers has given it."""
+    """The cluster map that the first usable host returned."""
 
     cluster_map: ClusterMap
     asked: Address
-    """The host that has given it."""
+    """The host that returned the map."""
     by: BootstrapBy
 
     @property
     def bucket_uuid(self) -> str:
-        """Another one under the same name is another bucket."""
+        """A bucket of the same name with another UUID is another bucket."""
         return self.cluster_map.uuid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketView:
-    """One look at a bucket before it is read."""
+    """What a client knows about a bucket before it reads it."""
 
     cluster_map: ClusterMap
     manifest: Manifest
@@ -71,14 +71,15 @@ class BucketView:
 
 
 async def hosts_of(where: ConnectionString) -> tuple[Address, ...]:
-    """The hosts of the connection string, or those that DNS lists for it, in their order."""
+    """Return the hosts of the connection string, or those that DNS lists for it, in order."""
     if where.srv_name is None:
         return where.addresses
     return await in_daemon_thread(partial(find_hosts, where))
 
 
 async def first_that_works(addresses: Iterable[Address], attempt: Callable[[Address], Awaitable[T]]) -> T:
-    """What the attempt returns for the first host that it works with. What is raised if none does: `HostFailures`."""
+    """Return the first result of `attempt` that succeeds, trying the hosts in order. If all fail: see
+    `HostFailures`."""
     failures = HostFailures()
     for address in addresses:
         try:
@@ -89,7 +90,7 @@ async def first_that_works(addresses: Iterable[Address], attempt: Callable[[Addr
 
 
 async def bootstrap(settings: ClientSettings, *, random_bytes: RandomBytes = os.urandom) -> Bootstrap:
-    """Ask one host after the other until one gives a cluster map that can be used."""
+    """Ask one host after the other until one returns a usable cluster map."""
     login = replace(settings.login(), random_bytes=random_bytes)
 
     async def ask(address: Address) -> Bootstrap:
@@ -106,7 +107,7 @@ async def bootstrap(settings: ClientSettings, *, random_bytes: RandomBytes = os.
 
 
 async def connect_any(settings: ClientSettings, *, random_bytes: RandomBytes = os.urandom) -> AsyncKvConnection:
-    """A connection to the first host that can be used, or to a node that it names over HTTP."""
+    """Connect to the first usable host, or to a node that it names over HTTP."""
     login = replace(settings.login(), random_bytes=random_bytes)
 
     async def connect(address: Address) -> AsyncKvConnection:
@@ -119,7 +120,7 @@ async def connect_any(settings: ClientSettings, *, random_bytes: RandomBytes = o
 
 
 async def _open_first(address: Address, login: Login) -> AsyncKvConnection:
-    """A connection to a host that a user has named, perhaps with the wrong port."""
+    """Connect to a host that the user named, perhaps with the wrong port."""
     try:
         return await AsyncKvConnection.open(address, login)
     except errors.ConnectionClosed as error:
@@ -129,7 +130,7 @@ async def _open_first(address: Address, login: Login) -> AsyncKvConnection:
 
 
 def map_of(connection: AsyncKvConnection, settings: ClientSettings) -> ClusterMap:
-    """The cluster map that a connection was given when it was opened."""
+    """Decode the cluster map that a connection received during its handshake."""
     return settings.decode_map(connection.outcome.cluster_config, asked=connection.address)
 
 
@@ -137,7 +138,7 @@ def map_of(connection: AsyncKvConnection, settings: ClientSettings) -> ClusterMa
 
 
 async def look_at_bucket(settings: ClientSettings, *, random_bytes: RandomBytes = os.urandom) -> BucketView:
-    """The bucket's map, scopes and collections, over a connection of its own to any host."""
+    """Read the bucket's map, scopes and collections, over its own connection to any host."""
     connection = await connect_any(settings, random_bytes=random_bytes)
     try:
         return await view_over(connection, map_of(connection, settings))
@@ -146,14 +147,14 @@ async def look_at_bucket(settings: ClientSettings, *, random_bytes: RandomBytes 
 
 
 async def view_over(connection: AsyncKvConnection, cluster_map: ClusterMap) -> BucketView:
-    """The bucket as it is now, with a map that is known."""
+    """Read the bucket's current collections, and combine them with a known map."""
     has_collections = connection.outcome.negotiated.collections
     manifest = await read_manifest(connection) if has_collections else Manifest()
     return BucketView(cluster_map=cluster_map, manifest=manifest, has_collections=has_collections)
 
 
 async def read_manifest(connection: AsyncKvConnection) -> Manifest:
-    """The scopes and collections of a connection's bucket. Nodes read those of other nodes by it, too."""
+    """Read the scopes and collections of a connection's bucket. Nodes also read those of other nodes with this."""
     try:
         answer = await connection.request(GetCollectionsManifest())
     except errors.StatusError as error:
@@ -163,9 +164,9 @@ async def read_manifest(connection: AsyncKvConnection) -> Manifest:
 
 
 async def find_collection(connection: AsyncKvConnection, name: str | None) -> CollectionId | None:
-    """The id of a collection, given as `scope.collection`; of the default one where none is named.
+    """Return the id of a collection given as `scope.collection`, or of the default collection for None.
 
-    None on a connection without collections, where none may be named.
+    Without collections on the connection: None, or `NotSupported` if a name is given.
     """
     if not connection.outcome.negotiated.collections:
         if name is None:
@@ -189,7 +190,7 @@ async def find_collection(connection: AsyncKvConnection, name: str | None) -> Co
             error.status, f"there is no {what} {name!r}", hint="Create it first, or check the name"
         ) from error
     except errors.StatusError as error:
-        # Older servers have no status of their own for it.
+        # Older servers use a general status for an unknown collection.
         raise errors.status_error(
             error.status, f"collection {name!r} can't be found: {Status(error.status).name}"
         ) from error
@@ -199,13 +200,13 @@ async def find_collection(connection: AsyncKvConnection, name: str | None) -> Co
 
 # --- the map over HTTP --------------------------------------------------------------------------------------------
 #
-# The terse config (`/pools/default/b/BUCKET`) is the same JSON as that of the key-value protocol. Servers that do not
-# have it have a stream of configs (`/pools/default/bs/BUCKET`) that begins with it, each ended by four newlines.
+# The terse config (`/pools/default/b/BUCKET`) is the same JSON as in the key-value protocol. Servers that lack it
+# offer a stream of configs (`/pools/default/bs/BUCKET`), each ended by four newlines; the first is enough.
 #
-# HTTP's basic authentication shows the password to any listener, just as SASL PLAIN does, so the same rule is kept: it
-# is sent over TLS, or to this machine, or where the caller names PLAIN. A client certificate takes its place.
+# HTTP's basic authentication shows the password to anyone who listens, as SASL PLAIN does, so the same rule applies:
+# the client sends it only over TLS, to this machine, or if the caller selects PLAIN. A client certificate replaces it.
 #
-# One exchange has one deadline and a limit to its size, whatever the server does.
+# Each exchange has one deadline and a size limit, whatever the server does.
 
 _END_OF_CONFIG = b"\n\n\n\n"
 _HTTP = b"HTTP/"
@@ -214,7 +215,7 @@ _PORT_HINT = "Check that the port is the cluster manager's (8091, or 18091 with 
 
 
 async def fetch_map_over_http(address: Address, settings: ClientSettings) -> ClusterMap:
-    """The newest cluster map, as the cluster manager at `address` gives it; or an error that says why not."""
+    """Fetch the newest cluster map from the cluster manager at `address`, or raise an error that says why not."""
     bucket = quote(settings.bucket, safe="")
     status, config = await _ask_over_http(address, settings, f"/pools/default/b/{bucket}")
     if status == HTTPStatus.NOT_FOUND:
@@ -225,7 +226,7 @@ async def fetch_map_over_http(address: Address, settings: ClientSettings) -> Clu
 
 
 HttpAnswer = tuple[int, bytes]
-"""The status, and the config where that is a success."""
+"""The status, and the config if the status is 200."""
 
 
 async def _ask_over_http(address: Address, settings: ClientSettings, path: str) -> HttpAnswer:
@@ -300,7 +301,7 @@ class _HttpCall(asyncio.Protocol):
             self._fail(broken(self._address, error) if isinstance(error, OSError) else error)
 
     def _check_first_bytes(self, data: bytes) -> None:
-        """Other protocols end no line, and h11 would wait for one."""
+        """Detect other protocols early: they send no line end, and h11 would wait for one."""
         self._first_bytes = (self._first_bytes + data)[: len(_HTTP)]
         if self._first_bytes.startswith(_TLS_ALERT):
             raise errors.TlsFailed(
@@ -325,7 +326,7 @@ class _HttpCall(asyncio.Protocol):
     def _take_body(self, data: bytes) -> None:
         searched = max(0, len(self._body) - len(_END_OF_CONFIG))
         self._body += data
-        # A stream of configs has no end, and only the first of them matters.
+        # A stream of configs does not end, and only its first config matters.
         if (end := self._body.find(_END_OF_CONFIG, searched)) >= 0:
             self.answer.set_result((HTTPStatus.OK, bytes(self._body[:end])))
         elif len(self._body) > ANSWER_BYTES_MAX:
@@ -345,7 +346,7 @@ class _HttpCall(asyncio.Protocol):
         if not self.answer.done():
             error.__cause__ = cause
             self.answer.set_exception(error)
-            # The caller may have been cancelled; asyncio does not log an exception that was looked at.
+            # The caller may have been cancelled; asyncio does not log an exception that was retrieved.
             self.answer.exception()
 
 
@@ -391,7 +392,7 @@ def _refused_over_http(address: Address, settings: ClientSettings, status: int) 
     )
 
 
-# --- what a client takes from its machine -------------------------------------------------------------------------
+# --- what a client needs from its machine -------------------------------------------------------------------------
 
 
 def _open_spool() -> BinaryIO:
@@ -404,10 +405,10 @@ class ClientEnvironment:
     random_bytes: Callable[[int], bytes] = os.urandom
     open_spool: OpenSpool = _open_spool
     look: Callable[[ClientSettings], Awaitable[BucketView]] | None = None
-    """What takes the place of a look at the bucket over a connection of its own."""
+    """Replaces the look at the bucket over its own connection."""
 
     async def look_at(self, settings: ClientSettings) -> BucketView:
-        """One look at the bucket."""
+        """Look at the bucket once."""
         if self.look is not None:
             return await self.look(settings)
         return await look_at_bucket(settings, random_bytes=self.random_bytes)

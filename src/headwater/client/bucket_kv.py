@@ -1,7 +1,7 @@
-"""Key-value requests to one bucket, each sent to the node that has its vbucket, and tried again while that may help.
+"""Key-value requests to one bucket: each goes to the node of its vbucket, and is retried if that may help.
 
-Checkpoints in the bucket and group documents are read and written through it. It has one connection to each node, made
-when it is first needed. It never decides what a refusal means: that is left to the caller.
+Checkpoints in the bucket and group documents use it. It opens one connection per node, when that is first needed. It
+does not interpret refusals: that is left to the caller.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from headwater.protocol.messages import Request, Response
 from headwater.protocol.numbers import CollectionId
 
 RETRY_S_MAX = 60.0
-"""How long the requests of one call are tried again, unless the caller says otherwise."""
+"""How long the requests of one call are retried, unless the caller sets another limit."""
 RETRY_DELAY_S_MIN = 0.01
 RETRY_DELAY_S_MAX = 1.0
 
 
 class KvPort(Protocol):
-    """All that a checkpoint or a group needs of a client."""
+    """The operations of a client that checkpoints and groups need."""
 
     async def cluster_map(self) -> ClusterMap:
-        """The newest map that is known."""
+        """Return the newest known map."""
 
     async def collection_id(self, name: str | None) -> CollectionId | None:
-        """The id of a collection, given as `scope.collection`; of the default one where none is named.
+        """Return the id of a collection given as `scope.collection`, or of the default collection for None.
 
-        None where the server knows no collections.
+        Returns None if the server has no collections.
         """
 
     async def request(self, requests: Sequence[Request]) -> list[Response | StatusError]:
-        """The answers, in the order of the requests; a refusal is an answer, too.
+        """Return the answers in the order of the requests. A refusal is returned, not raised.
 
-        What may succeed later is tried again here, with a newer map where that is needed, and for a limited time. So a
-        request may have been carried out although its answer is a refusal: the answer to the attempt before was lost.
-        Raises `ConnectionFailed` where a node can't be reached in that time.
+        Requests that may succeed later are retried for a limited time, with a newer map if needed. So a request may
+        have been executed although its answer is a refusal: the answer to an earlier attempt was lost. Raises
+        `ConnectionFailed` if a node can't be reached in that time.
         """
 
     async def close(self) -> None:
@@ -55,7 +55,7 @@ class KvPort(Protocol):
 
 
 class BucketKv:
-    """A `KvPort` over the network. Calls of one loop are made one after the other."""
+    """A `KvPort` over the network. Calls on one loop run one after the other."""
 
     def __init__(self, settings: ClientSettings, *, retry_s_max: float = RETRY_S_MAX) -> None:
         needed = (Feature.XATTR, Feature.MUTATION_SEQNO)
@@ -77,7 +77,7 @@ class BucketKv:
             return await find_collection(await self._connection_to((await self._newest_map()).nodes[0]), name)
 
     async def close(self) -> None:
-        """Close the connections. A request that is still being tried is given up."""
+        """Close the connections. Requests that are being retried stop."""
         self._closing.set()
         async with self._turn:
             for address in list(self._connections):
@@ -111,7 +111,7 @@ class BucketKv:
     async def _attempt(
         self, requests: Sequence[Request], due: list[int], answered: dict[int, Response | StatusError]
     ) -> HeadwaterError | None:
-        """Send what is due, each to its node. Returns what was in the way, where some have no answer."""
+        """Send the due requests, each to its node. Returns the error if some have no answer."""
         by_node: dict[Address, list[int]] = {}
         try:
             cluster_map = await self._newest_map()
@@ -130,7 +130,7 @@ class BucketKv:
                 for number, answer in zip(numbers, waiting, strict=True):
                     answered[number] = (await answer)[-1].result()
             except HeadwaterError as error:
-                # The vbuckets may be another node's by now.
+                # The vbuckets may have moved to another node.
                 self._drop(address)
                 self._map_is_stale = True
                 failure = _retriable(error)
@@ -163,7 +163,7 @@ class BucketKv:
 
 
 def _is_due(answer: Response | StatusError | None) -> bool:
-    """There is no answer yet, or one that may be another the next time."""
+    """Whether the request must be sent again: it has no answer, or a refusal that may pass."""
     return answer is None or (isinstance(answer, StatusError) and answer.retriable)
 
 

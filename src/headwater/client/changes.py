@@ -1,17 +1,17 @@
-"""Typed changes: what `client.changes()` yields, one object a change.
+"""Typed changes: what `client.changes()` yields, one object per change.
 
-A document that was written is a `Mutation`; one that was removed is a `Deletion`, or an `Expiration` where its time
-had run out. `CollectionCreated` and the like are about collections and scopes. A `Rollback` says that changes which
+A written document is a `Mutation`; a removed one is a `Deletion`, or an `Expiration` if its time ran out.
+`CollectionCreated` and similar classes are events of collections and scopes. A `Rollback` reports that changes which
 were yielded before never happened.
 
-Keys are `str`: Couchbase keys are UTF-8, and that is how programs write them. Servers do not insist on it, though, so
-a byte that is not UTF-8 becomes a lone surrogate, as it does in Python's file names; `key_bytes` gives the key as it
-was sent. Arrow's text can't hold surrogates: batches show such a byte as `\\xff` (`split_keys`). Values are `bytes`:
-not every document is JSON, and not every program that reads a document looks into it.
+Keys are `str`, because Couchbase keys are UTF-8 and programs write them as text. Servers do not enforce that, so a
+byte that is not UTF-8 becomes a lone surrogate, as in Python's file names; `key_bytes` returns the key as it was sent.
+Arrow's text can't hold surrogates: batches show such a byte as `\\xff` (`split_keys`). Values are `bytes`: not every
+document is JSON, and not every program that reads a document parses it.
 
-A change of a document is a row of its batch, and reads its fields from there: a field when it is first touched, for all
-changes of a chunk at once, which costs a fraction of one after the other. What is never touched is never made. Once the
-walk has gone on, a change that someone still holds gets the fields that it lacks, so none keeps a batch in memory.
+A change of a document is a row of its batch, and reads its fields lazily: the first access to a field reads it for all
+changes of a chunk at once, which costs a fraction of single reads. Unused fields are never built. When the walk leaves
+a chunk, changes that the program still holds get their missing fields, so none keeps a batch in memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Row:
 
     __slots__ = ("_chunk",)
 
-    if not TYPE_CHECKING:  # A type checker would let any name pass.
+    if not TYPE_CHECKING:  # With it, a type checker would accept any name.
 
         def __getattr__(self, name: str) -> Any:
             if name in _FIELD_NAMES and (chunk := self._chunk) is not None:
@@ -51,9 +51,9 @@ class _Row:
             return object.__getattribute__(self, name)
 
     def keep(self) -> Self:
-        """Read all fields now, for a change that is kept: it no longer needs its batch then. Returns the change.
+        """Read all fields now, so that the change no longer needs its batch. Returns the change.
 
-        One that is held without this gets its fields a little later, when the walk has gone on.
+        Without this call, a change that the program holds gets its fields when the walk leaves its chunk.
         """
         for name in _FIELD_NAMES:
             getattr(self, name)
@@ -69,29 +69,29 @@ class DocumentChange(_Row):
 
     vbucket: VBucketId
     vbuuid: Vbuuid
-    """The branch of history that the change was read on."""
+    """The branch of history on which the change was read."""
     seqno: Seqno
     rev: int
-    """How often the document has been changed, this time included."""
+    """How often the document has been changed, including this time."""
     scope: str | None
-    """None where the name is not known: the scope was dropped before the reader came."""
+    """None if the name is unknown: the scope was dropped before the reader started."""
     collection: str | None
     collection_id: CollectionId
     key: str
     value: bytes | None
     datatype: Datatype
-    """JSON or RAW. Compression and extended attributes have been taken off."""
+    """JSON or RAW. The client has already removed compression and extended attributes."""
     flags: int
-    """The writer's own. SDKs note there how they have encoded the value."""
+    """Set by the writer. SDKs record here how they encoded the value."""
     expiry: int
-    """Of a mutation: when the document will expire, 0 for never. Of a removal: when it took place, 0 where that
-    is not known. In seconds since 1970."""
+    """For a mutation: when the document will expire, 0 for never. For a removal: when it took place, 0 if unknown. In
+    seconds since 1970."""
     cas: Cas
     snapshot_start: Seqno
     snapshot_end: Seqno
     xattrs: Mapping[str, bytes] | None = field(default=None, hash=False)
-    """Name → JSON text, attributes of the system (their names begin with `_`) among them. None where the document has
-    none, or where they were not asked for."""
+    """Name → JSON text, including attributes of the system (their names begin with `_`). None if the document has
+    none, or if the read did not request them."""
 
     def __repr__(self) -> str:
         value = "" if self.value is None else f", value={_shortened(self.value)}"
@@ -100,8 +100,8 @@ class DocumentChange(_Row):
 
     @property
     def changed_at(self) -> datetime | None:
-        """When the server made the change, from its CAS. None where there is no CAS."""
-        # The upper 48 bits are nanoseconds, the lower ones distinguish changes of the same moment.
+        """When the server made the change, according to its CAS. None if there is no CAS."""
+        # The upper 48 bits are nanoseconds; the lower 16 distinguish changes of the same moment.
         return _EPOCH + timedelta(microseconds=(self.cas >> 16 << 16) // 1000) if self.cas else None
 
     @property
@@ -115,7 +115,7 @@ class DocumentChange(_Row):
         return Datatype.JSON in self.datatype
 
     def json(self) -> Any:
-        """The value as Python objects; None where there is no value."""
+        """The value as Python objects; None without a value. Raises `LocalProtocolError` if it is not JSON."""
         if self.value is None:
             return None
         try:
@@ -129,8 +129,8 @@ class DocumentChange(_Row):
     def to_dict(self) -> dict[str, Any]:
         """The change as members of a JSON object.
 
-        What can't stand in JSON as it is, is there in base64 under a name of its own: a key that is not UTF-8 as
-        `key_base64`, a value that is not JSON as `value_base64`, extended attributes that are not as `xattrs_base64`.
+        Data that JSON can't represent is base64 under another name: a key that is not UTF-8 as `key_base64`, a value
+        that is not JSON as `value_base64`, extended attributes that are not JSON as `xattrs_base64`.
         """
         changed_at = self.changed_at
         return {
@@ -163,7 +163,7 @@ class DocumentChange(_Row):
     def _value_members(self) -> dict[str, Any]:
         if self.value is None:
             return {"value": None}
-        # A number, say, may be text to its writer. The server distinguishes JSON from text.
+        # A value such as a number may be text to its writer. The server distinguishes JSON from text.
         if self.is_json and _is_json(self.value):
             return {"value": _load(self.value)}
         return {"value_base64": _base64(self.value)}
@@ -182,19 +182,19 @@ class Mutation(DocumentChange):
 
     op = "mutation"
     value: bytes
-    """Empty where no values were asked for."""
+    """Empty if the read did not request values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Deletion(DocumentChange):
-    """A document was deleted. What value it has is what its tombstone keeps, which is mostly nothing."""
+    """A document was deleted. Its value is what the tombstone keeps, which is usually nothing."""
 
     op = "deletion"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Expiration(DocumentChange):
-    """A document was removed because its time had run out."""
+    """A document was removed because its time ran out."""
 
     op = "expiration"
 
@@ -210,10 +210,10 @@ class _Members:
 
     @property
     def changed_at(self) -> None:
-        """None: a server sends no time with these."""
+        """Always None: servers send no time with these."""
 
     def keep(self) -> Self:
-        """The change: all that it has is its own."""
+        """Return the change, which does not depend on a batch."""
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -224,13 +224,13 @@ class _Members:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeEvent(_Members):
-    """A scope has come or gone. Every vbucket sends it."""
+    """A scope was created or dropped. Every vbucket sends this."""
 
     vbucket: VBucketId
     vbuuid: Vbuuid
     seqno: Seqno
     scope: str | None
-    """None where the name is not known."""
+    """None if the name is unknown."""
     snapshot_start: Seqno
     snapshot_end: Seqno
 
@@ -242,14 +242,14 @@ class ScopeCreated(ScopeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeDropped(ScopeEvent):
-    """All collections of it have gone before."""
+    """The scope was dropped, after all its collections."""
 
     op = "scope_dropped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionEvent(ScopeEvent):
-    """A collection has come, gone or changed. Every vbucket sends it."""
+    """A collection was created, dropped or modified. Every vbucket sends this."""
 
     collection: str | None
     collection_id: CollectionId
@@ -257,21 +257,21 @@ class CollectionEvent(ScopeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionCreated(CollectionEvent):
-    """Also sent, once more, when a collection is flushed: nothing is left in it then."""
+    """A collection was created. Also sent when a collection is flushed, which leaves it empty."""
 
     op = "collection_created"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionDropped(CollectionEvent):
-    """The collection is gone with all that was in it. Its documents are not deleted one by one."""
+    """The collection was dropped with all its documents. There are no deletions for the single documents."""
 
     op = "collection_dropped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionModified(CollectionEvent):
-    """The settings of the collection are others now."""
+    """The settings of the collection changed."""
 
     op = "collection_modified"
 
@@ -281,13 +281,13 @@ class CollectionModified(CollectionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback(_Members):
-    """The vbucket's history has branched. What was yielded of it above `seqno` is void and has to be undone."""
+    """The vbucket's history has branched. Its changes above `seqno` are void and must be undone."""
 
     op = "rollback"
 
     vbucket: VBucketId
     seqno: Seqno
-    """The last seqno that stays."""
+    """The last seqno that remains valid."""
     from_seqno: Seqno
     """The last seqno that had been yielded."""
     old_vbuuid: Vbuuid
@@ -301,7 +301,7 @@ Change = Mutation | Deletion | Expiration | CollectionOrScopeEvent | Rollback
 # --- out of batches -----------------------------------------------------------------------------------------------
 
 ROWS_AT_A_TIME = 1024
-"""The rows of a chunk. So many changes are made before the first of them is yielded."""
+"""Rows per chunk. This many changes are created before the first of them is yielded."""
 
 _DOCUMENTS: dict[str, type[Mutation | Deletion | Expiration]] = {
     cls.op: cls for cls in (Mutation, Deletion, Expiration)
@@ -314,19 +314,19 @@ _DATATYPES = [Datatype.RAW, Datatype.JSON]
 _FIELD_NAMES = frozenset(member.name for member in fields(DocumentChange))
 _CHUNK = _Row.__dict__["_chunk"]
 _UNHELD_REFERENCES = next(map(getrefcount, [object()]))
-"""What is counted for an object that only a list holds."""
+"""The reference count of an object that only a list holds."""
 
 
 def changes_of(batch: pa.RecordBatch) -> Iterator[Change]:
-    """The rows of a batch, in order. Works on batches with the column of extended attributes and without."""
+    """Yield the rows of a batch as changes, in order. The batch may have the column `xattrs` or not."""
     for chunk in chunks_of(batch):
         yield from chunk
 
 
 def chunks_of(batch: pa.RecordBatch) -> Iterator[Sequence[Change]]:
-    """The same, so many at a time. A chunk is empty once the next but one is asked for, or nothing more."""
-    # The caller may hold the last change of a chunk until it has the first of the next one: that alone is no reason to
-    # read all fields of it.
+    """Yield the same in chunks. A chunk is emptied when the caller requests the second one after it, or finishes."""
+    # The caller may hold the last change of a chunk until it gets the first one of the next chunk: that alone is no
+    # reason to read all fields of the chunk.
     open_chunks: deque[_Chunk] = deque()
     try:
         for start in range(0, batch.num_rows, ROWS_AT_A_TIME):
@@ -352,8 +352,8 @@ class _Chunk:
         are_documents = bool(is_document.all())
         self._rows = rows if are_documents else rows.filter(pa.array(is_document))
         self._unread = set(_FIELD_NAMES)
-        # The objects are made empty, and slots are filled one column at a time: that takes no bytecode per field, and
-        # less than half the time of the constructor of a frozen class.
+        # The objects are created empty, and their slots filled one column at a time: that needs no bytecode per field,
+        # and takes less than half the time of the constructor of a frozen class.
         self._documents: list[Change] = list(
             map(object.__new__, map(classes.__getitem__, codes[is_document].tolist()))  # type: ignore[arg-type]
         )
@@ -364,15 +364,15 @@ class _Chunk:
             self.changes = [next(documents) if is_one else next(others) for is_one in is_document]
 
     def read(self, name: str) -> None:
-        """Give all documents this field."""
+        """Set this field of all documents."""
         _set_slots(getattr(DocumentChange, name), self._documents, _values(self._rows, name))
-        # Now, and not before: another thread may be leaving the chunk.
+        # Only after setting: another thread may be in `leave`.
         self._unread.discard(name)
 
     def leave(self) -> None:
-        """Give the documents that are held elsewhere the fields that they lack, and forget all of them.
+        """Set the missing fields of documents that the program holds, and forget all documents.
 
-        A change and its chunk know each other: without this, only the garbage collector would free them.
+        A change and its chunk refer to each other: without this, only the garbage collector would free them.
         """
         if self.changes is not self._documents:
             self.changes.clear()
@@ -395,7 +395,7 @@ def _set_slots(slot: Any, changes: Sequence[Change], values: Iterable[Any]) -> N
 
 def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
     if name not in batch.schema.names:
-        return [None] * batch.num_rows  # extended attributes that were not asked for
+        return [None] * batch.num_rows  # the read did not request extended attributes
     column = batch.column(name)
     if pa.types.is_dictionary(column.type):
         return _decoded(column)
@@ -410,7 +410,7 @@ def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
 
 
 def _decoded(column: pa.DictionaryArray) -> list[Any]:
-    """The texts of a dictionary column. Arrow itself would make an object for each of them first."""
+    """Return the texts of a dictionary column. Arrow itself would first make an object for each of them."""
     names = [*column.dictionary.to_pylist(), None]
     null = len(names) - 1
     codes = column.indices.fill_null(null) if column.indices.null_count else column.indices
@@ -426,15 +426,15 @@ def _keys(column: pa.Array) -> list[str]:
 
 
 def split_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Keys of a batch as text, and the bytes of those that are none, which are shown with escapes."""
+    """Return the keys of a batch as text, with escapes in those that are not UTF-8, and the bytes of these."""
     try:
         return keys.cast(pa.string()), pa.nulls(len(keys), pa.binary())
     except pa.ArrowInvalid:
         pass
-    # It takes long to import, and is for these keys alone.
+    # The import takes long, and only these keys need it.
     import pyarrow.compute as pc
 
-    # Keys in ASCII are text for sure: only the others are looked at one by one.
+    # ASCII keys are valid text; check only the others one by one.
     unsure = np.zeros(len(keys), dtype=np.bool_)
     offsets = np.frombuffer(keys.buffers()[1], dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1]
     data = np.frombuffer(keys.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
@@ -451,7 +451,7 @@ def split_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def _xattrs(column: pa.MapArray) -> list[dict[str, bytes] | None]:
-    """The pairs of all rows as two lists, cut up where the rows end; Arrow itself would make objects for each pair."""
+    """Read all pairs as two lists, and cut these where the rows end. Arrow itself would make objects for each pair."""
     offsets = column.offsets.to_pylist()
     first, last = offsets[0], offsets[-1]
     names = column.keys[first:last].to_pylist()
@@ -478,7 +478,7 @@ def _events_and_rollbacks(batch: pa.RecordBatch) -> Iterator[Change]:
 
 
 def _load(text: bytes) -> Any:
-    # As a string, because the library takes bytes for UTF-16 where they look like it.
+    # Decode first, because the library interprets some bytes as UTF-16.
     return json.loads(text.decode(), parse_constant=_refuse_constant)
 
 
@@ -498,7 +498,7 @@ REPR_BYTES_MAX = 80
 
 
 def _shortened(value: bytes) -> str:
-    """A document may have 20 MiB, and stand in a list of them."""
+    """Shorten the value: a document may have 20 MiB, and a list may contain many."""
     return repr(value) if len(value) <= REPR_BYTES_MAX else f"{value[:REPR_BYTES_MAX]!r}… ({len(value):,} bytes)"
 
 

@@ -1,11 +1,11 @@
-"""The cluster map: which node of a bucket has which vbucket, and the address that a client reaches it by.
+"""The cluster map: which node of a bucket has which vbucket, and the node's address for this client.
 
-Every part of the client that goes to a vbucket asks a `ClusterMap`. `protocol.cluster_config` reads the JSON; here the
-addresses are chosen. A client can reach the nodes by the addresses they have among themselves, or by those they have
-for others, seldom by both. The address that it was given itself decides which, so every map says what it was made for
-(`network`): a client that reads a newer config should ask for that network, and not guess again.
+Every part of the client that contacts a vbucket uses a `ClusterMap`. `protocol.cluster_config` parses the JSON; this
+module chooses the addresses. Nodes have addresses for each other and may have others for the outside, and a client can
+seldom reach both. The address that the client itself was given decides, so each map records its `network`: a client
+that reads a newer config should pass that network instead of choosing again.
 
-Which vbucket a key belongs to is not a choice: every client and server takes it from the CRC32 of the key.
+The vbucket of a key is fixed: every client and server derives it from the CRC32 of the key.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from headwater.protocol.status import Status
 
 
 class Network(StrEnum):
-    """Which of its addresses to reach a node by."""
+    """Which of a node's addresses to connect to."""
 
     AUTO = "auto"
-    """The one that the connection string has used."""
+    """The network of the address in the connection string."""
     DEFAULT = "default"
     EXTERNAL = "external"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterMap:
-    """The nodes of a bucket, and what each has. A newer config makes a new map."""
+    """The nodes of a bucket, and the vbuckets of each. It is immutable: a newer config makes a new map."""
 
     epoch: int
     revision: int
@@ -47,9 +47,9 @@ class ClusterMap:
     nodes: tuple[Address, ...]
     """The key-value addresses."""
     vbucket_nodes: tuple[tuple[int, ...], ...]
-    """For every vbucket the active node and the replicas, as indices of `nodes`; -1 is no node."""
+    """For each vbucket, the active node and the replicas, as indices of `nodes`; -1 means no node."""
     network: Network = Network.DEFAULT
-    """Which of their addresses `nodes` are; never AUTO."""
+    """The network of the addresses in `nodes`; never AUTO."""
 
     @property
     def vbuckets(self) -> int:
@@ -57,15 +57,15 @@ class ClusterMap:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Maps with a higher one are newer."""
+        """A map with a higher version is newer."""
         return self.epoch, self.revision
 
     def active_node(self, vbucket: int) -> int:
-        """The index of the node that has the vbucket, or -1."""
+        """Return the index of the node where the vbucket is active, or -1."""
         return self.vbucket_nodes[vbucket][0]
 
     def address_of(self, vbucket: VBucketId) -> Address:
-        """The node that has the vbucket; `NotMyVBucket` while none has it."""
+        """Return the address of the vbucket's active node; raises `NotMyVBucket` if it has none."""
         node = self.active_node(vbucket)
         if node < 0:
             raise NotMyVBucket(
@@ -77,10 +77,10 @@ class ClusterMap:
 
     @classmethod
     def decode(cls, config: bytes, *, asked: Address, tls: bool = False, network: Network = Network.AUTO) -> ClusterMap:
-        """Read the JSON that was given at `asked`, which is a key-value port or a cluster manager's.
+        """Decode the JSON that the address `asked` (a key-value port or a cluster manager's) returned.
 
-        `TemporaryFailure` is the answer of a bucket that is being made, `NoSuchNetwork` that of nodes which can't be
-        reached on the network, and `MalformedJson` all that is wrong.
+        Raises `TemporaryFailure` while the bucket is being created, `NoSuchNetwork` if nodes have no address on the
+        network, and `MalformedJson` if the config is invalid.
         """
         read = ClusterConfig.decode(config)
         if not read.is_of_bucket:
@@ -114,9 +114,9 @@ class ClusterMap:
 
 
 def _choose_network(nodes: list[ConfigNode], *, asked: Address, network: Network) -> Network:
-    """The network to use. The address that was asked decides, unless the caller does.
+    """Return the network to use. The address that was asked decides, unless the caller does.
 
-    A client outside can't reach the addresses that nodes have among themselves, and it can only know those of outside.
+    A client outside can't reach the addresses that nodes use among themselves, and can only know the external ones.
     """
     if network is not Network.AUTO:
         return network
@@ -131,7 +131,7 @@ def _is_at(node: ConfigNode, asked: Address) -> bool:
 
 
 def _comparable(host: str) -> str:
-    """Two hosts are one if this is the same of both."""
+    """Normalize a host name, so that equal results mean the same host."""
     try:
         return str(IPv6Address(host))
     except AddressValueError:
@@ -151,7 +151,7 @@ def _address(node: ConfigNode, *, asked: Address, network: Network, tls: bool) -
 
 
 def _server_addresses(servers: list[str], *, asked: Address, tls: bool, network: Network) -> tuple[Address, ...]:
-    """The nodes of servers so old that they have no nodesExt."""
+    """Return the addresses from `serverList`, for servers that are too old for nodesExt."""
     if tls:
         raise malformed_config("it has no nodesExt, and so no ports with TLS")
     if network is Network.EXTERNAL:

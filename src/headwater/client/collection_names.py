@@ -1,11 +1,11 @@
-"""The names of scopes and collections, for changes that carry ids only.
+"""The names of scopes and collections, for changes that carry only ids.
 
-Names come from the manifest that the server gives, and from the system events of the streams. A stream brings old
-changes before new ones, so a collection that the newest manifest no longer has may still be read of: whatever was
-once known stays known. That is safe because an id is never given out twice.
+Names come from the server's manifest and from the system events of the streams. A stream sends old changes before new
+ones, so it may contain changes of a collection that is no longer in the newest manifest: known names are kept forever.
+That is safe because ids are never reused.
 
-Looking up by name is another matter. There only what exists now is found, because a server takes no filter on what
-was dropped, and a name may have been given again since.
+A lookup by name finds only what exists now: a server accepts no filter on a dropped collection, and its name may have
+been reused.
 """
 
 from __future__ import annotations
@@ -25,38 +25,37 @@ from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId
 from headwater.protocol.status import Status
 
 if TYPE_CHECKING:
-    # Planners know names, too, and need no kernels: loading their compiler takes longer than a plan.
+    # Planners use names too, but no kernels: loading the kernels' compiler takes longer than a plan.
     from headwater.kernels.memory import Column
 
 NAMES_SHOWN_MAX = 10
-"""How many names an error lists, where a bucket has many."""
+"""How many names an error lists at most."""
 
 NO_CODE = -1
-"""The code of a name that is not known."""
+"""The code of an unknown name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionFilter:
-    """What a read is limited to: whole scopes, also with what is created in them later, and single collections."""
+    """What a read is limited to: whole scopes, including collections created in them later, and single collections."""
 
     scopes: frozenset[ScopeId] = frozenset()
     collections: frozenset[CollectionId] = frozenset()
 
     def passes(self, event: Event) -> bool:
-        """Whether the event is about one of them. The events of a scope are for reads of the whole scope."""
+        """Return whether the event is about one of them. Only reads of a whole scope get the scope's events."""
         return event.scope_id in self.scopes or getattr(event, "collection_id", None) in self.collections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameTable:
-    """The names as columns: entry by entry an id, the code of its scope and its own.
+    """The names as columns: each entry has a collection id, the code of its scope and the code of its name.
 
-    A code is an index into the dictionary of the names. It never changes, so the dictionaries of later batches begin
-    with those of earlier ones.
+    A code is an index into the dictionary of names and never changes, so later dictionaries begin with earlier ones.
     """
 
     collection_ids: Column
-    """Rising, for binary search."""
+    """Sorted, for binary search."""
     scope_codes: Column
     collection_codes: Column
     scopes: pa.Array
@@ -70,7 +69,7 @@ class _Known:
 
 
 class CollectionNames:
-    """The names by id. It starts with a manifest, and learns from system events and newer manifests."""
+    """Names by id. It starts with a manifest, and learns from system events and newer manifests."""
 
     def __init__(self, manifest: Manifest | None = None) -> None:
         self._manifest_uid = ManifestUid(-1)
@@ -86,7 +85,7 @@ class CollectionNames:
     # --- learning -------------------------------------------------------------------------------------------------
 
     def update(self, manifest: Manifest) -> None:
-        """Take over a manifest: what it lacks has been dropped. One that is no newer than the last says nothing new."""
+        """Learn from a manifest: whatever it lacks has been dropped. A manifest that is not newer is ignored."""
         if manifest.uid <= self._manifest_uid:
             return
         self._manifest_uid = manifest.uid
@@ -94,14 +93,14 @@ class CollectionNames:
             self._name_scope(scope.id, scope.name)
         for scope, collection in manifest.collections():
             self._name_collection(collection.id, _Known(scope.id, collection.name))
-        # Nothing that was dropped comes back under its id, so these sets only grow.
+        # Dropped ids are never reused, so these sets only grow.
         self._dropped_scopes |= self._scopes.keys() - {scope.id for scope in manifest.scopes}
         self._dropped_collections |= self._collections.keys() - {held.id for _, held in manifest.collections()}
 
     def learn(self, event: Event) -> None:
-        """Take over what an event says. Every vbucket sends it again, and an old one may come at any time."""
-        # An event of an older manifest than ours may be about what had been dropped by then. If so, the drop may not
-        # be sent any more, but our manifest has shown it. (All events of a manifest but the last carry the uid before.)
+        """Learn from an event. Every vbucket repeats it, and an old one may come at any time."""
+        # An event of an older manifest may be about something that is dropped by now. The stream may not send the drop
+        # any more, but our manifest has shown it. (All events of a manifest but the last carry the previous uid.)
         is_past = event.manifest_uid < self._manifest_uid
         match event:
             case manifests.CollectionCreated():
@@ -134,12 +133,12 @@ class CollectionNames:
     # --- names by id ----------------------------------------------------------------------------------------------
 
     def scope_code(self, scope_id: ScopeId) -> int:
-        """The index of the scope's name in the table, or `NO_CODE`."""
+        """Return the index of the scope's name in the table, or `NO_CODE`."""
         name = self._scopes.get(scope_id)
         return NO_CODE if name is None else self._scope_codes[name]
 
     def collection_code(self, collection_id: CollectionId) -> int:
-        """The index of the collection's name in the table, or `NO_CODE`."""
+        """Return the index of the collection's name in the table, or `NO_CODE`."""
         known = self._collections.get(collection_id)
         return NO_CODE if known is None else self._collection_codes[known.name]
 
@@ -158,9 +157,9 @@ class CollectionNames:
         return self._table
 
     def ids_in(self, only: CollectionFilter) -> Column:
-        """The ids of all collections that a filter lets through, rising, also of those that were dropped.
+        """Return the sorted ids of all collections that a filter lets through, including dropped ones.
 
-        A collection whose name is not known belongs to no scope that is known, so no scope lets it through.
+        The scope of an unknown collection is unknown too, so no scope lets it through.
         """
         of_scopes = (id_ for id_, known in self._collections.items() if known.scope_id in only.scopes)
         return np.array(sorted(only.collections.union(of_scopes)), dtype=np.uint32)
@@ -168,14 +167,14 @@ class CollectionNames:
     # --- ids by name ----------------------------------------------------------------------------------------------
 
     def select(self, *, scopes: Iterable[str | int] = (), collections: Iterable[str | int] = ()) -> CollectionFilter:
-        """The filter for scopes and collections, each given by name or by id."""
+        """Make the filter for scopes and collections, each given by name or id."""
         return CollectionFilter(
             scopes=frozenset(self.find_scope(scope) for scope in scopes),
             collections=frozenset(self.find_collection(collection) for collection in collections),
         )
 
     def find_scope(self, scope: str | int) -> ScopeId:
-        """The id of a scope that exists, by its name or by its id (`8` or "0x8")."""
+        """Return the id of an existing scope, by its name or its id (`8` or "0x8")."""
         live = {name: id_ for id_, name in self._scopes.items() if id_ not in self._dropped_scopes}
         if isinstance(scope, str) and scope in live:
             return live[scope]
@@ -190,7 +189,7 @@ class CollectionNames:
         )
 
     def find_collection(self, collection: str | int) -> CollectionId:
-        """The id of a collection that exists, by its name ("scope.collection") or by its id (`8` or "0x8")."""
+        """Return the id of an existing collection, by its name ("scope.collection") or its id (`8` or "0x8")."""
         live = {self._path(id_): id_ for id_ in self._collections if id_ not in self._dropped_collections}
         if isinstance(collection, str) and collection in live:
             return live[collection]
@@ -212,7 +211,7 @@ class CollectionNames:
 
 
 def _as_number(name: str | int) -> int | None:
-    """The id that is meant, where it is one."""
+    """Return the id, if `name` is one."""
     if isinstance(name, int):
         return name
     try:
@@ -226,8 +225,8 @@ def _quoted(name: str | int) -> str:
 
 
 def _suggestion(name: str, live: Collection[str]) -> str:
-    """What to write instead: the name that looks most like it, else all there are."""
-    # A user who leaves the scope out means the last part.
+    """Suggest what to write instead: the most similar name, or else a list of all."""
+    # Without a scope, the name is the last part.
     by_last_part = [path for path in live if path.rpartition(".")[2] == name]
     similar = by_last_part[:NAMES_SHOWN_MAX] or get_close_matches(name, live, n=1)
     if similar:

@@ -1,13 +1,13 @@
 """Connection strings: `couchbase://[user@]host[:port][,host[:port]…][/bucket][?option=value…]`.
 
-`couchbases://` is the same with TLS. The form is Couchbase's own, so that what works with its SDKs works here. One
-thing is left out on purpose: a password in the string would end up in shell histories, process lists and logs.
+`couchbases://` is the same with TLS. The form is Couchbase's own, so that strings for its SDKs work here. Passwords
+are not accepted on purpose: in the string they would end up in shell histories, process lists and logs.
 
-The cluster map is asked for by the key-value protocol. At the ports of the cluster manager, 8091 and 18091, it is asked
-for over HTTP; `?bootstrap=http` says that any other port speaks HTTP, and `?bootstrap=kv` that none does.
+The client requests the cluster map over the key-value protocol, or over HTTP at the ports of the cluster manager, 8091
+and 18091. `?bootstrap=http` means that other ports speak HTTP, too, and `?bootstrap=kv` that none does.
 
-One name without a port may stand for a list of hosts, kept in DNS as SRV records: `srv_name` is where to look for it.
-`find_hosts` asks DNS, and is the only thing here that blocks.
+A single name without a port may stand for a list of hosts in DNS SRV records: `srv_name` is the name to look up.
+`find_hosts` queries DNS, and is the only blocking function here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Address:
 
 
 class BootstrapBy(StrEnum):
-    """How the cluster map is asked for."""
+    """How the client requests the cluster map."""
 
     KV = "kv"
     HTTP = "http"
@@ -64,23 +64,23 @@ class BootstrapBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionString:
-    """Where to connect, in parts."""
+    """A parsed connection string."""
 
     addresses: tuple[Address, ...]
-    """At least one. Those after the first are for when it is down."""
+    """At least one. The others are used when the first is down."""
     tls: bool = False
     user: str | None = None
     bucket: str | None = None
     options: tuple[tuple[str, str], ...] = ()
-    """As they were given. Options that only other clients know are no error."""
+    """As given. Options of other clients are not an error."""
     srv_name: str | None = None
-    """The name in DNS that may list the hosts instead; None where there is nothing to look up."""
+    """The DNS name that may list the hosts instead; None if there is nothing to look up."""
 
     def option(self, name: str, default: str = "") -> str:
         return dict(self.options).get(name, default)
 
     def bootstrap_by(self, address: Address) -> BootstrapBy:
-        """How one of the addresses is asked for the cluster map."""
+        """How to request the cluster map from one of the addresses."""
         by = self.option("bootstrap")
         if by:
             return BootstrapBy(by)
@@ -88,7 +88,7 @@ class ConnectionString:
 
     @property
     def nameserver(self) -> str | None:
-        """The DNS server to ask, as an IP address; None for those of this machine."""
+        """The DNS server to query, as an IP address; None uses those of this machine."""
         return self.option("dns_nameserver") or None
 
     @property
@@ -97,7 +97,7 @@ class ConnectionString:
 
     @classmethod
     def parse(cls, text: str) -> ConnectionString:
-        """Read a connection string, or raise `InvalidConnectionString`."""
+        """Parse a connection string, or raise `InvalidConnectionString`."""
         if len(text) > CONNECTION_STRING_CHARS_MAX:
             raise _invalid(f"it has more than {CONNECTION_STRING_CHARS_MAX} characters")
         if not text.isprintable() or " " in text:
@@ -127,7 +127,7 @@ class ConnectionString:
     def __str__(self) -> str:
         scheme = "couchbases" if self.tls else "couchbase"
         user = "" if self.user is None else f"{quote(self.user, safe='')}@"
-        # With a port the name would stand for itself.
+        # With a port, the name would mean the host itself.
         hosts = ",".join(str(address) if self.srv_name is None else address.host for address in self.addresses)
         bucket = "" if self.bucket is None else f"/{quote(self.bucket, safe='')}"
         options = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in self.options)
@@ -135,7 +135,7 @@ class ConnectionString:
 
 
 def parse_address(text: str, *, default_port: int) -> Address:
-    """`host`, `host:port`, `[ipv6]` or `[ipv6]:port`."""
+    """Parse `host`, `host:port`, `[ipv6]` or `[ipv6]:port`."""
     if text.count(":") > 1 and not text.startswith("["):
         raise _invalid(f"{text!r} is not a host", hint=f"Put an IPv6 address in brackets: [{text}]")
     match = _ADDRESS.fullmatch(text)
@@ -156,7 +156,7 @@ def _split_user(authority: str) -> tuple[str | None, str]:
     if not at:
         return None, authority
     if ":" in user:
-        # The string itself is not repeated: it has a password in it.
+        # Don't repeat the string: it contains a password.
         raise _invalid(
             "it contains a password, which others could read",
             hint="Give the password with --password or HEADWATER_PASSWORD (password= in Python)",
@@ -249,7 +249,7 @@ def _parse_bootstrap(options: tuple[tuple[str, str], ...]) -> BootstrapBy | None
 
 
 def _parse_dns_options(options: tuple[tuple[str, str], ...]) -> bool:
-    """Check them. Returns whether DNS may be asked for the hosts."""
+    """Check the DNS options. Returns whether DNS may be queried for the hosts."""
     given = dict(options)
     switch = given.get("enable_dns_srv") or "true"
     if switch not in _SWITCHES:
@@ -263,11 +263,11 @@ def _parse_dns_options(options: tuple[tuple[str, str], ...]) -> bool:
 
 
 def _srv_name(scheme: str, hosts: str) -> str | None:
-    """Couchbase's rule: one host, by name and without a port, and the records of the scheme that is used."""
+    """Return the name to look up. Couchbase's rule: a single host, by name, without a port."""
     host = hosts.lower().removesuffix(".")
     is_one_name = not set(hosts) & set(",:[") and not _is_ip_address(host)
     is_this_machine = host == _THIS_MACHINE or host.endswith(f".{_THIS_MACHINE}")
-    # A final dot is kept: it says that the name is whole, and no search domain belongs to it.
+    # Keep a final dot: it marks the name as complete, so that no search domain applies.
     return f"_{scheme}._tcp.{hosts}" if is_one_name and not is_this_machine else None
 
 
@@ -289,41 +289,41 @@ def _unquote(text: str, what: str) -> str:
 # --- hosts that DNS lists -------------------------------------------------------------------------------------------
 #
 # SRV records, as for Couchbase Capella and on Kubernetes, by the rule of Couchbase's SDKs. The records of
-# `_couchbase._tcp.NAME`, or `_couchbases._tcp.NAME` with TLS, name hosts and ports, and these take the place of NAME.
-# Where there are none, or DNS does not answer in time, NAME is a host as any other. TLS then checks certificates
-# against the names that DNS has given: clusters have theirs for these.
+# `_couchbase._tcp.NAME`, or `_couchbases._tcp.NAME` with TLS, list hosts and ports, which replace NAME. If there are
+# none, or DNS does not answer in time, NAME is used as a host. TLS then verifies certificates against the names from
+# DNS, for which clusters have theirs.
 #
-# The records are asked for every time the hosts are needed, and nothing is kept. The lookup blocks, so an event loop
-# leaves it to a thread. The DNS library is imported with the first lookup, for most processes never need one.
+# The records are looked up each time the hosts are needed, without a cache. The lookup blocks, so event loops run it
+# in a thread. The DNS library is imported with the first lookup, because most processes never need it.
 
 logger = logging.getLogger(__name__)
 
 LOOKUP_S_MAX = 2.5
-"""For all questions together, to all servers and with all search domains."""
+"""For all queries together, to all servers and with all search domains."""
 SERVER_S_MAX = 1.0
-"""For one server to answer one question, so that there is time for another one."""
+"""For one server to answer one query, so that there is time for another server."""
 
 
 def find_hosts(where: ConnectionString) -> tuple[Address, ...]:
-    """The hosts to ask for the cluster map, in this order: those that DNS lists, or those of the string."""
+    """Return the hosts to ask for the cluster map, in order: those that DNS lists, or those of the string."""
     if where.srv_name is None:
         return where.addresses
     return _listed(where.srv_name, where) or where.addresses
 
 
 def _listed(name: str, where: ConnectionString) -> tuple[Address, ...]:
-    """What DNS lists under a name; nothing where it does not say."""
+    """Return the hosts that DNS lists under a name; empty if there are none."""
     import dns.exception
     import dns.rdtypes.IN.SRV
 
     try:
-        # Names on Kubernetes are short, and whole only with one of the search domains.
+        # Names on Kubernetes are short, and complete only with a search domain.
         answer = _resolver(where).resolve(name, "SRV", search=where.nameserver is None, lifetime=LOOKUP_S_MAX)
     except (dns.exception.DNSException, OSError) as error:
         logger.debug("no SRV records at %s, so the host is used as it is: %s", name, error)
         return ()
     found: dict[Address, None] = {}
-    # Couchbase wants priorities and weights to be 0. Then the order is any; and where they are not, it is theirs.
+    # Couchbase requires priorities and weights of 0, for which any order is right; otherwise follow them.
     for record in answer.rrset.processing_order() if answer.rrset is not None else ():
         assert isinstance(record, dns.rdtypes.IN.SRV.SRV)
         host = record.target.to_text(omit_final_dot=True)

@@ -1,14 +1,13 @@
-"""The queue between the streams and the caller, the flow control that bounds it, and the gate that holds changes back
-until no failover can take them away.
+"""The queue between the streams and the caller, its flow control, and the gate that holds changes back until no
+failover can take them away.
 
 A server may send as much as fits its window, and gets room back when the caller takes pieces, so the caller's speed
-bounds what waits here. Snapshots that are not complete can't be taken, and one larger than the window could never be
-completed: so when nothing waits for the caller, what is held is acknowledged without being taken, and goes to a
-temporary file where it is more than memory is meant for. At any time at most a window of every connection and
-`held_bytes_max` are in memory.
+bounds what waits here. An incomplete snapshot can't be taken, and one larger than the window could never be completed.
+So when nothing waits for the caller, held data is acknowledged without being taken, and whatever exceeds the memory
+limit goes to a temporary file. At any time, memory contains at most a window per connection plus `held_bytes_max`.
 
-The reader puts in what streams deliver, in order; `PersistenceHold` may stand between the two. Nothing
-is reordered or left out here, but for vbuckets that are closed.
+The reader adds what the streams deliver, in order; `PersistenceHold` may stand in between. Nothing is reordered or
+dropped here, except for vbuckets that are closed.
 """
 
 from __future__ import annotations
@@ -30,29 +29,29 @@ from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
 Release = Callable[[int, int], None]
-"""Lets the server of a link send as many bytes again: the link, and the bytes."""
+"""Called with a link and a number of bytes: lets the link's server send that many bytes more."""
 
 
 class TakenPieces(NamedTuple):
     pieces: list[Piece]
     vbuckets: set[VBucketId]
-    """Those whose offset has moved."""
+    """The vbuckets whose offset has moved."""
 
 
 class Delivery:
-    """What waits for the caller, and the offsets that the caller has come to."""
+    """The pieces that wait for the caller, and the offsets that the caller has reached."""
 
     def __init__(self, *, release: Release, held_bytes_max: int, open_spool: OpenSpool) -> None:
         self.offsets: dict[VBucketId, StreamOffset] = {}
-        """Behind the last piece that the caller has taken, by vbucket."""
+        """By vbucket, the offset after the last piece that the caller has taken."""
         self.held_bytes = 0
-        """In memory, of snapshots that are not complete."""
+        """Bytes in memory of incomplete snapshots."""
         self.waiting_bytes = 0
         self._release = release
         self._held_bytes_max = held_bytes_max
         self._open_spool = open_spool
         self._spool: Spool | None = None
-        """One for all streams: a file each would be more than a process may have."""
+        """Shared by all streams: one file for each could exceed the limit of open files."""
         self._held_by: dict[VBucketId, int] = {}
         self._waiting: deque[StreamItem] = deque()
 
@@ -68,7 +67,7 @@ class Delivery:
             self._waiting.append(item)
 
     def note_held(self, stream: VBucketStream) -> None:
-        """A stream holds more or less than before. Where the memory for that is used up, it goes to disk."""
+        """A stream holds more or less than before. If the memory limit is exceeded, its data goes to disk."""
         self._count_held(stream)
         if self.held_bytes > self._held_bytes_max and stream.held_bytes:
             self._put_on_disk(stream)
@@ -87,13 +86,14 @@ class Delivery:
         stream.held_bytes = 0
 
     def release_held(self, streams: Iterable[VBucketStream]) -> None:
-        """Acknowledge what streams hold, though no caller has taken it: without more there will be nothing to take."""
+        """Acknowledge held data before the caller takes it: without more data, its snapshots would never be
+        complete."""
         for stream in streams:
             for item in stream.held:
                 self._release_window(item)
 
     def drop(self, items: Iterable[StreamItem]) -> None:
-        """These will be asked for again, or are not wanted any more."""
+        """Drop items that will be requested again, or are no longer wanted."""
         for item in items:
             if isinstance(item.piece, SpooledRun):
                 item.piece.drop()
@@ -107,16 +107,16 @@ class Delivery:
         self._waiting = deque(item for item in self._waiting if item.vbucket != vbucket)
 
     def close(self) -> None:
-        """Leave no file open."""
+        """Close the temporary file."""
         if self._spool is not None:
             self._spool.close()
 
     # --- to the caller --------------------------------------------------------------------------------------------
 
     def take(self, bytes_max: int) -> TakenPieces:
-        """The next pieces, up to about that many bytes, and at least one if any waits.
+        """Take the next pieces, up to about `bytes_max`, and at least one if any waits.
 
-        A snapshot is not cut in two for being a little too much; a large one is.
+        The limit doubles in the middle of a snapshot, so that only large snapshots are split.
         """
         pieces: list[Piece] = []
         vbuckets: set[VBucketId] = set()
@@ -142,52 +142,51 @@ class Delivery:
 
 # --- the persistence gate ---------------------------------------------------------------------------------------------
 #
-# A server streams a change as soon as it has it in memory, and its replicas get it no sooner than we do. If the active
-# node is lost at that moment, a replica takes its place with what *it* has, a new branch of history begins there, and
-# the consumer has to roll back. A consumer that can't undo what it has delivered can wait until every copy that could
-# take over has the change on disk. That is what this gate is for. The reader asks what the gate wants asked and reports
-# the answers; `PersistenceHold` keeps the changes meanwhile.
+# A server streams a change as soon as it is in memory, and its replicas get it no sooner than the client. If the
+# active node is lost at that moment, a replica takes over with what *it* has, a new branch of history begins there,
+# and the consumer has to roll back. A consumer that can't undo what it has delivered can wait until every copy that
+# could take over has the change on disk. This gate implements that wait. The reader sends the requests that the gate
+# returns and reports the answers; `PersistenceHold` keeps the changes meanwhile.
 #
-# **What it asks.** Observe-seqno asks a node how far it has persisted a vbucket, and names a branch by its vbuuid. The
-# gate names the branch that the change was read on, never the one that a node happens to be on now. There are three
+# **What it asks.** Observe-seqno asks a node how far it has persisted a vbucket, on a branch given by its vbuuid. The
+# gate names the branch on which the change was read, never the one on which the node is now. There are three possible
 # answers:
 #
 # * The node is on that branch: it has persisted the branch up to `persisted_seqno`.
-# * The node has moved to another branch (format 1), and holds the one asked for up to `last_received_seqno` only. What
-#   it has persisted above that are other changes with the same numbers, so the lower of the two counts.
-# * The node does not know the branch (KEY_ENOENT): it may share nothing with it, and nothing counts. That is common,
-#   and passes: a replica learns of a new branch when it connects to the new active node.
+# * The node has moved to another branch (format 1), and has the requested one only up to `last_received_seqno`. Above
+#   that, it has persisted other changes with the same numbers, so the lower of the two counts.
+# * The node does not know the branch (KEY_ENOENT): it may share nothing with it, so nothing counts. That is common and
+#   temporary: a replica learns of a new branch when it connects to the new active node.
 #
-# A seqno is released when the active node and every replica have persisted it.
+# The gate releases a seqno when the active node and every replica have persisted it.
 #
-# **When an answer no longer counts.** An answer is about the node that gave it, at the time it gave it. So a newer one
-# takes the place of an older one even where it is lower, and all are void with a new cluster map (a copy may have been
-# taken away and put back, empty, between two maps that we have seen), with a refusal, and with the loss of the
-# connection. An answer that was under way when it became void is ignored. What has been released stays released: it may
-# have been delivered in the same moment.
+# **When an answer no longer counts.** An answer describes one node at one time. So a newer one replaces an older one
+# even if it is lower, and all become void with a new cluster map (a copy may have been removed and added again, empty,
+# between two maps that we saw), with a refusal, and when the connection is lost. An answer that was under way when it
+# became void is ignored. Released seqnos stay released: the changes may already have been delivered.
 #
-# **Copies that are not there.** A node out of reach holds its vbuckets back, until it answers or the cluster map is
-# without it. A replica that the map lists as missing holds back, too, unless `missing_replicas_hold` is off: it can't
-# take over now, but a node that was failed over may come back behind us, and take over later. A bucket on fewer nodes
-# than it is to have copies never gets them, so there the option has to be off; on one node, which is how a bucket
-# begins, no other could take over, and missing replicas never hold. `stalled` finds a vbucket that gets no further, and
-# `why_held` says what it waits for.
+# **Missing copies.** An unreachable node holds its vbuckets back until it answers or leaves the cluster map. A replica
+# that the map lists as missing holds back, too, unless `missing_replicas_hold` is off: it can't take over now, but a
+# failed-over node may return with less than we have, and take over later. If a bucket has fewer nodes than copies, the
+# copies never appear, so the option must be off; with a single node, which is how a bucket starts, no other could take
+# over, so missing replicas never hold. `stalled` finds a vbucket without progress, and `why_held` says what it waits
+# for.
 #
-# **What it can't know.** A replica that takes over inside a snapshot of its own begins its branch where that snapshot
+# **What it can't know.** A replica that takes over inside one of its snapshots starts its branch where that snapshot
 # began, and the answer does not say where that is. So rollbacks become rare, not impossible, and a consumer must still
-# know what to do with one. An ephemeral bucket persists nothing, and would be held for ever.
+# handle them. An ephemeral bucket persists nothing, so its changes would be held forever.
 #
-# Other clients ask each copy for its own newest branch and compare those. After a failover the copies soon agree again,
-# on a branch that never had some of the changes that are still held, and such a client releases them.
+# Other clients ask each copy for its own newest branch and compare those. After a failover the copies soon agree on a
+# new branch that may lack some of the changes that are still held, and such a client then releases them.
 
 INTERVAL_S = 0.5
-"""How often a copy is asked about a vbucket while something of it waits."""
+"""How often a copy is asked about a vbucket while changes of it wait."""
 
 REQUESTS_AT_ONCE_MAX = 512
-"""Requests of one call. What is due beyond that comes first in the next one."""
+"""Requests per call. Further due requests come first in the next call."""
 
 REFUSED_PAUSE_S_MAX = 5.0
-"""A copy that refuses is asked less and less often, down to this."""
+"""The longest pause before a copy that refuses is asked again. The pause doubles with each refusal."""
 
 _DOUBLINGS_MAX = 16
 _NEVER_S = float("-inf")
@@ -195,12 +194,12 @@ _NEVER_S = float("-inf")
 
 @dataclass(slots=True)
 class _Copy:
-    """What one node has said of a vbucket."""
+    """What one node has answered about a vbucket."""
 
     persisted: Seqno | None = None
-    """On the branch that is waited for; None while nothing is known that counts."""
+    """The persisted seqno on the branch in question; None if no valid answer is known."""
     refusals: int = 0
-    """In a row."""
+    """The number of refusals in a row."""
     ask_again_s: float = _NEVER_S
 
     def describe(self) -> str:
@@ -218,30 +217,30 @@ class _Ask:
 
 @dataclass(slots=True)
 class _HeldVBucket:
-    """A vbucket of which something waits, or has waited."""
+    """A vbucket whose changes wait, or have waited."""
 
     vbuuid: Vbuuid = Vbuuid(0)
     wanted: Seqno = Seqno(0)
-    """The highest seqno that waits, or has waited."""
+    """The highest seqno that waits or has waited."""
     released: Seqno = Seqno(0)
-    """Never more than was wanted: what is wanted later has to be backed by answers that count then."""
+    """Never above `wanted`: later changes need answers that are valid then."""
     copies: dict[Address, _Copy] = field(default_factory=dict)
-    """The active node first, if there is one."""
+    """The active node comes first, if there is one."""
     has_active: bool = False
     needed: int = 0
-    """How many copies must have persisted a change, the active one among them."""
+    """How many copies must have persisted a change, including the active one."""
     asked_s: float = _NEVER_S
     due_s: float | None = None
-    """When the copies are to be asked. It is set while something waits."""
+    """When to ask the copies next. It is set while something waits."""
     stuck_since_s: float | None = None
-    """When the copies were first asked for what waits now, and since when nothing was released."""
+    """When the copies were first asked about what waits now. Reset by each release."""
 
     @property
     def is_waiting(self) -> bool:
         return self.released < self.wanted
 
     def release(self) -> bool:
-        """Release what the answers allow. True if that is more than before."""
+        """Release what the answers allow. Returns whether that is more than before."""
         before = self.released
         if self.has_active and len(self.copies) >= self.needed:
             persisted = min(copy.persisted or Seqno(0) for copy in self.copies.values())
@@ -251,14 +250,14 @@ class _HeldVBucket:
         return self.released > before
 
     def behind(self) -> list[tuple[Address, _Copy]]:
-        """The copies that have not yet said that they have persisted all that waits."""
+        """Return the copies that have not yet confirmed everything that waits."""
         return [(address, copy) for address, copy in self.copies.items() if (copy.persisted or 0) < self.wanted]
 
 
 class PersistenceGate:
-    """Knows for every vbucket up to which seqno changes may be delivered, and which node to ask to find out.
+    """Knows up to which seqno the changes of each vbucket may be delivered, and which nodes to ask.
 
-    All requests to one node go over one connection: answers come in the order of their requests.
+    All requests to a node must use one connection, so that answers come in the order of the requests.
     """
 
     def __init__(self, cluster_map: ClusterMap, *, missing_replicas_hold: bool = True) -> None:
@@ -267,18 +266,18 @@ class PersistenceGate:
         self._now_s = _NEVER_S
         self._held: dict[VBucketId, _HeldVBucket] = {}
         self._asked: dict[VBucketId, dict[Address, _Ask]] = {}
-        """At most one request for a vbucket is under way to a node, so its next answer is the answer to that."""
+        """At most one request per vbucket and node is under way, so the next answer belongs to it."""
         self._queue: list[tuple[float, VBucketId]] = []
-        """A heap. An entry whose time is not the vbucket's `due_s` is left over, and skipped."""
+        """A heap. Entries whose time is not the vbucket's `due_s` are stale, and skipped."""
 
     # --- the changes ----------------------------------------------------------------------------------------------
 
     def wants(self, vbucket: VBucketId, vbuuid: Vbuuid, seqno: Seqno) -> None:
-        """Something that was read on this branch waits, up to this seqno.
+        """Changes that were read on this branch wait, up to this seqno.
 
-        With another branch than before, what is known of the old one is of no use. What waits from the old branch waits
-        on with the new one: a server that went on from there without a rollback has it in the new branch's history.
-        After a rollback, `on_rollback` has to come first.
+        When the branch changes, answers about the old one no longer count. Changes that wait from the old branch wait
+        on with the new one: a server that continued without a rollback has them in the new branch's history. After a
+        rollback, call `on_rollback` first.
         """
         held = self._held.get(vbucket)
         if held is None or held.vbuuid != vbuuid:
@@ -289,27 +288,27 @@ class PersistenceGate:
             self._enqueue(vbucket, held, held.asked_s + INTERVAL_S)
 
     def released_seqno(self, vbucket: VBucketId) -> Seqno:
-        """Up to here, all that was wanted may be delivered. 0 where nothing is known."""
+        """Return the seqno up to which changes may be delivered; 0 if nothing is known."""
         held = self._held.get(vbucket)
         return Seqno(0) if held is None else held.released
 
     def on_rollback(self, vbucket: VBucketId) -> None:
-        """Nothing of this vbucket waits any more: it was rolled back, or is no longer read.
+        """Forget the vbucket: it was rolled back, or is no longer read.
 
-        What is still held of it after a rollback has to be wanted again.
+        Changes that are still held after a rollback have to be passed to `wants` again.
         """
         self._make_void(vbucket)
         self._held.pop(vbucket, None)
 
     def stalled(self, now_s: float, *, after_s: float) -> VBucketId | None:
-        """A vbucket of which something waits, and nothing has been released for longer than that."""
+        """Return a vbucket that has waited for longer than `after_s` without a release, if there is one."""
         for vbucket, held in self._held.items():
             if held.is_waiting and held.stuck_since_s is not None and now_s - held.stuck_since_s > after_s:
                 return vbucket
         return None
 
     def why_held(self, vbucket: VBucketId) -> str | None:
-        """What a vbucket waits for, in words for a log; None where it does not wait."""
+        """Describe what a vbucket waits for, for a log; None if it does not wait."""
         held = self._held.get(vbucket)
         if held is None or not held.is_waiting:
             return None
@@ -324,14 +323,15 @@ class PersistenceGate:
 
     @property
     def nodes_waited_for(self) -> set[Address]:
-        """The nodes that have to answer. Some may have replicas only of what is read, and so no stream."""
+        """The nodes that have to answer. Some may have only replicas of these vbuckets, and thus no stream."""
         waiting = (held for held in self._held.values() if held.is_waiting)
         return {address for held in waiting for address, _ in held.behind()}
 
     def requests_due(self, now_s: float, reachable: Container[Address]) -> list[tuple[Address, ObserveSeqno]]:
-        """What to ask now, and of which node. It counts as asked: the caller has to report what becomes of it.
+        """Return the requests that are due, with their nodes. They count as sent: the caller must report what becomes
+        of them.
 
-        At most about `REQUESTS_AT_ONCE_MAX`: all copies of the last vbucket are asked together.
+        The limit `REQUESTS_AT_ONCE_MAX` is approximate: all copies of the last vbucket are asked together.
         """
         self._now_s = now_s
         due: list[tuple[Address, ObserveSeqno]] = []
@@ -362,7 +362,7 @@ class PersistenceGate:
     # --- the answers ----------------------------------------------------------------------------------------------
 
     def on_observed(self, node: Address, request: ObserveSeqno, answer: ObserveSeqnoResponse) -> bool:
-        """A node has answered. True if more of the vbucket is released than before."""
+        """A node has answered. Returns whether more of the vbucket is released than before."""
         if answer.vbucket != request.vbucket:
             raise UnexpectedMessage(f"the seqnos of vbucket {answer.vbucket}, when {request.vbucket} was asked for")
         held = self._take_ask(node, request)
@@ -374,9 +374,9 @@ class PersistenceGate:
         return held.release()
 
     def on_refused(self, node: Address, request: ObserveSeqno, error: StatusError) -> None:
-        """A node has refused to answer: what it said before no longer counts, and it is asked again later.
+        """A node has refused to answer: its earlier answer no longer counts, and it is asked again later.
 
-        Raises the error where it will not pass by itself.
+        Raises the error if it is not temporary.
         """
         if not (error.retriable or isinstance(error, KeyNotFound)):
             raise error
@@ -389,7 +389,7 @@ class PersistenceGate:
         copy.ask_again_s = self._now_s + min(INTERVAL_S * 2**copy.refusals, REFUSED_PAUSE_S_MAX)
 
     def on_disconnected(self, node: Address) -> None:
-        """The connection to a node is gone: it will not answer, and may come back with less than it had."""
+        """The connection to a node is lost: it will not answer, and may return with less data than before."""
         for asked in self._asked.values():
             asked.pop(node, None)
         for held in self._held.values():
@@ -397,7 +397,7 @@ class PersistenceGate:
                 held.copies[node] = _Copy()
 
     def on_cluster_map(self, cluster_map: ClusterMap) -> None:
-        """The copies may be elsewhere now."""
+        """The copies may have moved."""
         if cluster_map == self._map:
             return
         self._map = cluster_map
@@ -405,7 +405,7 @@ class PersistenceGate:
             self._with_new_copies(vbucket, held.vbuuid, held)
 
     def _take_ask(self, node: Address, request: ObserveSeqno) -> _HeldVBucket | None:
-        """What the answer to a request is about; None if it no longer matters."""
+        """Return the vbucket of an answered request; None if the answer no longer counts."""
         ask = self._asked.get(request.vbucket, {}).pop(node, None)
         return None if ask is None or ask.is_void else self._held[request.vbucket]
 
@@ -416,7 +416,7 @@ class PersistenceGate:
     # --- the copies -----------------------------------------------------------------------------------------------
 
     def _with_new_copies(self, vbucket: VBucketId, vbuuid: Vbuuid, before: _HeldVBucket | None) -> _HeldVBucket:
-        """A vbucket with the copies that the cluster map has, of which nothing is known yet."""
+        """Set a vbucket's copies from the cluster map. Nothing is known about them yet."""
         self._make_void(vbucket)
         row = self._map.vbucket_nodes[vbucket] if vbucket < self._map.vbuckets else (-1,)
         present = [self._map.nodes[node] for node in row if node >= 0]
@@ -435,12 +435,12 @@ class PersistenceGate:
 
 
 def persisted_on_branch(vbuuid: Vbuuid, answer: ObserveSeqnoResponse) -> Seqno:
-    """How much of a branch a node has persisted, by its answer when it was asked for that branch."""
+    """Return how much of a branch a node has persisted, from its answer about that branch."""
     if answer.vbuuid == vbuuid:
         return answer.persisted_seqno
     if answer.old_vbuuid == vbuuid and answer.last_received_seqno is not None:
         return min(answer.persisted_seqno, answer.last_received_seqno)
-    # It is about branches that were not asked for.
+    # The answer is about other branches.
     return Seqno(0)
 
 
@@ -448,10 +448,10 @@ def persisted_on_branch(vbuuid: Vbuuid, answer: ObserveSeqnoResponse) -> Seqno:
 
 
 class PersistenceHold:
-    """What the gate has not released yet, vbucket by vbucket, between the streams and the queue for the caller.
+    """The changes that the gate has not released yet, by vbucket. They wait here before the caller's queue.
 
-    No caller has seen what waits, so a rollback drops it in silence. The caller gets a rollback piece only for what was
-    released before.
+    The caller has not seen what waits, so a rollback drops it silently. The caller gets a rollback piece only for
+    changes that were released before.
     """
 
     def __init__(self, gate: PersistenceGate, delivery: Delivery, *, whole_snapshots: bool) -> None:
@@ -483,13 +483,14 @@ class PersistenceHold:
                 self._release(request.vbucket)
 
     def close_vbucket(self, vbucket: VBucketId) -> None:
-        """The vbucket is not read any more."""
+        """Drop a vbucket that is no longer read."""
         self._delivery.drop(self._waiting.pop(vbucket, ()))
         self._released_seqnos.pop(vbucket, None)
         self.gate.on_rollback(vbucket)
 
     def _needed(self, item: StreamItem) -> Seqno:
-        """What has to be persisted before the item is released. A snapshot that is to come whole is released whole."""
+        """Return the seqno that must be persisted before the item is released: with whole snapshots, the snapshot's
+        end."""
         return item.offset.snapshot_end if self._whole_snapshots else item.offset.seqno
 
     def _release(self, vbucket: VBucketId) -> None:

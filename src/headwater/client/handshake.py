@@ -1,21 +1,21 @@
 """The client's handshake on a key-value connection, sans-IO: HELLO, log-in, bucket, cluster config.
 
-What is sent, and what has to be waited for:
+The requests, and what each one waits for:
 
     HELLO, SASL_LIST_MECHS              together: neither depends on the other
     SASL_AUTH                           when the mechanisms are known
     SASL_STEP                           when the server has sent its challenge (SCRAM only)
     SELECT_BUCKET, GET_CLUSTER_CONFIG   together with the last message of the log-in, or after HELLO if there is none
 
-A server answers a connection's requests in their order, and the exchange takes nothing else, so the oldest request is
-the state. A handshake with no credentials skips the log-in, one with no bucket the selection, and so does one whose
-HELLO has not granted it. The first refusal ends the handshake, whatever else is still on its way.
+A server answers the requests of a connection in order, and the exchange enforces that, so the oldest request is the
+state. Without credentials the handshake skips the log-in; without a bucket, or if HELLO did not grant it, the
+selection. The first refusal ends the handshake, whatever else is under way.
 
-A client that has shown a certificate of its own is logged in by that, before the first byte of the handshake: Couchbase
-takes the user from the certificate and then answers SASL with NOT_SUPPORTED. Such a client gives no credentials.
+A client with its own certificate is logged in by that, before the first byte of the handshake: Couchbase takes the
+user from the certificate and then answers SASL with NOT_SUPPORTED. Such a client gives no credentials.
 
-Where HELLO has agreed on it, the server may also send requests of its own, such as a new cluster map, between any two
-answers. They are passed over. What comes behind the last answer stays in the exchange, for the user of the connection.
+If HELLO negotiated it, the server may also send requests of its own, such as a new cluster map, between any two
+answers. The handshake ignores them. Bytes after the last answer stay in the exchange, for the user of the connection.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, decompress
 
 _NO_CONFIG = frozenset({Status.KEY_ENOENT, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED, Status.NO_BUCKET})
-"""What servers outside a cluster say when asked for the config."""
+"""The statuses of servers outside a cluster when asked for the config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandshakeOutcome:
-    """What the connection is, once it is ready."""
+    """The properties of a connection that is ready."""
 
     negotiated: Negotiated
     mechanism: Mechanism | None
-    """How the log-in was made; None without one."""
+    """The mechanism of the log-in; None without a log-in."""
     cluster_config: bytes | None
-    """As JSON; None where the server is not in a cluster."""
+    """As JSON; None if the server is not in a cluster."""
 
 
 # --- the handshake ------------------------------------------------------------------------------------------------
 
 
 class ClientHandshake:
-    """One handshake: send what `data_to_send` gives and pass in what comes, until there is an `outcome` or an error.
+    """One handshake: send `data_to_send()` and pass in what is received, until there is an `outcome` or an error.
 
-    `nonce` is for SCRAM, from `sasl.encode_nonce`, and must be a new one every time. `plain_allowed` says that no third
-    party can listen: the connection is encrypted, or does not leave the machine. `mechanism` is the one to log in by,
-    where it is not to be the best that the server has; PLAIN is then used even where others can listen. With
-    `bucket_was_seen` a server that does not have the bucket has just started: `BucketNotReady`, which is retried.
+    `nonce` is for SCRAM, from `sasl.encode_nonce`, and must be new every time. `plain_allowed` means that no third
+    party can listen: the connection is encrypted, or does not leave the machine. `mechanism` replaces the choice of
+    the best one that the server offers; PLAIN is then used even if others can listen. With `bucket_was_seen`, a server
+    that does not have the bucket has just started: `BucketNotReady`, which is retried.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ClientHandshake:
     ) -> None:
         self.outcome: HandshakeOutcome | None = None
         self.exchange = Exchange(peer=peer, answer_s_max=answer_s_max)
-        """What all further requests of the connection go through, once there is an outcome."""
+        """Carries all further requests of the connection, once there is an outcome."""
         self.has_failed = False
         self._credentials = credentials
         self._bucket = bucket
@@ -92,10 +92,11 @@ class ClientHandshake:
             self.exchange.send(session.SaslListMechanisms())
 
     def _send_last(self) -> None:
-        """Select the bucket and ask for its config. HELLO has been answered by then.
+        """Select the bucket and request its config. HELLO has been answered by then.
 
-        A server of before 5.0 does not grant select-bucket, and closes the connection of a user who tries: its log-in
-        has chosen the bucket of the same name (as recorded from 4.6.5). The config says whether that is the one.
+        A server before 5.0 does not grant select-bucket, and closes the connection of a user who tries it: the log-in
+        has chosen the bucket with the user's name (recorded from 4.6.5). The config shows whether that is the right
+        one.
         """
         is_granted = Feature.SELECT_BUCKET in self.exchange.negotiated.features
         self._is_chosen_by_login = self._bucket is not None and self._asks_to_select and not is_granted
@@ -108,13 +109,13 @@ class ClientHandshake:
 
     @property
     def trailing_data(self) -> bytes:
-        """What was received behind the last answer, for a receiver that does not use the exchange."""
+        """Bytes received after the last answer, for a receiver that does not use the exchange."""
         return self.exchange.rest
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what the server has sent.
+        """Process bytes that the server has sent.
 
-        Raises a `StatusError` for a refusal, `RemoteProtocolError` for nonsense, and `TlsFailed` if it is TLS.
+        Raises a `StatusError` for a refusal, `RemoteProtocolError` for invalid data, and `TlsFailed` if it is TLS.
         """
         self._check_under_way()
         self.exchange.receive_data(data)
@@ -131,7 +132,7 @@ class ClientHandshake:
             raise
 
     def receive_end(self) -> None:
-        """The server has closed the connection, which is too soon."""
+        """The server has closed the connection before the handshake was complete. Raises `ConnectionClosed`."""
         self._check_under_way()
         due = type(self.exchange.oldest).__name__
         self.has_failed = True
@@ -189,7 +190,7 @@ class ClientHandshake:
             if answer.status != Status.SUCCESS:
                 raise errors.UnexpectedMessage(f"{answer.status.name} as the answer to SASL PLAIN")
             return
-        # A server that lets us in without a proof does not know the password, and may be a false one.
+        # A server that accepts us without a proof does not know the password, and may be an impostor.
         if answer.status != Status.AUTH_CONTINUE:
             raise errors.UnexpectedMessage(f"{answer.status.name} as the answer to the first SCRAM message")
         assert self._mechanism is not None
@@ -205,7 +206,7 @@ class ClientHandshake:
 
     def _on_bucket(self, answer: Response) -> None:
         if answer.status == Status.KEY_ENOENT and self._bucket_was_seen:
-            # As seen with 7.0.5 and 8.0.2: a server that was restarted listens before it has made its buckets.
+            # As seen with 7.0.5 and 8.0.2: a restarted server listens before it has opened its buckets.
             raise errors.BucketNotReady(answer.status, f"bucket {self._bucket!r} is not there at the moment")
         if answer.status == Status.KEY_ENOENT:
             raise errors.UnknownBucket(
@@ -222,7 +223,7 @@ class ClientHandshake:
                 f"the user may not use bucket {self._bucket!r}: no user has logged in",
                 hint="Give a user and a password, or a client certificate that the server maps to a user",
             )
-        # Servers say nothing else, so that a stranger does not learn which buckets exist.
+        # Servers answer both cases alike, so that a stranger does not learn which buckets exist.
         return errors.AccessDenied(
             answer.status,
             f"there is no bucket {self._bucket!r}, or the user may not use it",
@@ -266,13 +267,13 @@ _ANSWERED = {
 
 
 _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
-"""How an alert and a handshake message of TLS begin."""
+"""The first bytes of a TLS alert and of a TLS handshake message."""
 _HTTP_ANSWER = b"HTTP/"
 _SIGNATURE_BYTES = len(_HTTP_ANSWER)
 
 
 def _raise_known_protocol(data: bytes, error: errors.BadMagic) -> None:
-    """Raises what a server speaks whose first bytes are no frame, if they are those of TLS or HTTP."""
+    """If the first bytes are those of TLS or HTTP, raise the error that says so."""
     if any(record.startswith(data[:2]) for record in _TLS_RECORDS):
         raise errors.TlsFailed(
             "the server uses TLS here, and this connection does not",
@@ -292,7 +293,7 @@ def _refused(answer: Response, what: str) -> errors.StatusError:
 
 
 def _value(answer: Response, what: str) -> bytes:
-    """The value of a success; of anything else the error for it."""
+    """Return the value of a success; raise the error for any other answer."""
     if isinstance(answer, ErrorResponse):
         raise _refused(answer, what)
     value: bytes = getattr(answer, "value", b"")

@@ -1,8 +1,8 @@
-"""A key-value connection under asyncio: the edge that drives a handshake and an exchange over a socket.
+"""A key-value connection under asyncio: runs a handshake and an exchange over a socket.
 
-The client's bootstrap, surveys, checkpoints and groups use it, and the nodes of a cluster among themselves. Requests
-may be sent while others wait for their answers. Once a `BytesReceiver` is attached, all that comes is for that: a DCP
-connection begins as a key-value connection. It must use nothing but the running event loop, which may be simulated.
+Used by bootstrap, surveys, checkpoints and groups, and between the nodes of a cluster. Requests may be sent while
+others wait for their answers. Once a `BytesReceiver` is attached, it gets all received bytes: a DCP connection begins
+as a key-value connection. This module must use only the running event loop, which may be simulated.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from headwater.protocol.messages.session import Stat
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _TLS_ERRORS = (ssl.SSLError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
-"""Of a connection that was made, and ended in the handshake of TLS."""
+"""Errors of a connection that was established, and ended during the TLS handshake."""
 _WRITTEN_TOGETHER = 64
-"""Requests in one write: the server works on the first of many while the last are encoded."""
+"""Requests per write: the server works on the first ones while the last are encoded."""
 
 
 async def open_transport(
     new_protocol: Callable[[], P], address: Address, tls: ssl.SSLContext | None, timeouts: kv_connection.Timeouts
 ) -> P:
-    """A connected socket, with TLS on it if wanted, for a protocol. Raises a `ConnectionFailed` that says why not."""
+    """Connect a socket, with TLS if wanted, for a protocol. Raises a `ConnectionFailed` that says why it can't."""
     loop = asyncio.get_running_loop()
     options: dict[str, Any] = {}
     connect_s = timeouts.connect_s
     if tls is not None:
-        # A port that accepts connections and does not answer in TLS is not an unreachable host.
+        # The handshake gets its own time: a port that accepts connections but speaks no TLS is not unreachable.
         handshake_s = min(timeouts.connect_s, timeouts.answer_s)
         options = {"ssl": tls, "server_hostname": address.host, "ssl_handshake_timeout": handshake_s}
         connect_s += handshake_s
@@ -51,19 +51,19 @@ async def open_transport(
 
 
 class BytesReceiver(Protocol):
-    """Takes what a connection receives once it is no longer a matter of requests and answers."""
+    """Takes what a connection receives once it no longer carries requests and answers."""
 
     def on_data(self, data: bytes) -> None: ...
 
     def on_lost(self, error: HeadwaterError) -> None: ...
 
     def on_writable(self, is_writable: bool) -> None:
-        """Whether the peer reads what is written; while it does not, nothing more should be written."""
+        """Called when the peer stops or resumes reading. While it does not read, write nothing more."""
         ...
 
 
 class AsyncKvConnection(asyncio.Protocol):
-    """A connection that is logged in and has its bucket. Made by `open`."""
+    """A connection that is logged in and has its bucket selected. Made by `open`."""
 
     def __init__(self, address: Address, login: kv_connection.Login) -> None:
         self.address = address
@@ -73,16 +73,16 @@ class AsyncKvConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._handshake: ClientHandshake
         self._exchange: Exchange
-        """Both from when the socket is connected."""
+        """Both are set when the socket is connected."""
         self._ready: asyncio.Future[HandshakeOutcome] = self._loop.create_future()
         self._answers: dict[int, tuple[list[Answered], asyncio.Future[list[Answered]]]] = {}
-        """By opaque, the frames that have come of an answer, and what waits for all of them."""
+        """By opaque, the frames of an answer that were received, and the future that waits for all of them."""
         self._deadline: asyncio.TimerHandle | None = None
         self._receiver: BytesReceiver | None = None
 
     @classmethod
     async def open(cls, address: Address, login: kv_connection.Login) -> Self:
-        """Connect and log in, or raise what is in the way of it."""
+        """Connect and log in. Raises a `HeadwaterError` if that fails."""
         timeouts = login.timeouts
         connection = await open_transport(lambda: cls(address, login), address, login.tls, timeouts)
         try:
@@ -98,7 +98,7 @@ class AsyncKvConnection(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """Whether requests can be sent on it: it is open, and belongs to the loop that runs now."""
+        """Whether the connection can send requests: it is open, and belongs to the running event loop."""
         return not self.is_closed and self._loop is asyncio.get_running_loop()
 
     @property
@@ -113,7 +113,7 @@ class AsyncKvConnection(asyncio.Protocol):
         return kv_connection.accepted((await answer)[-1].result())
 
     async def request_all(self, messages: Sequence[Request]) -> list[Response]:
-        """Send requests together and wait for all answers. The first refusal is raised."""
+        """Send requests together and wait for all answers. Raises the first refusal."""
         answers = [(await answer)[-1].result() for answer in self.send(messages)]
         return [kv_connection.accepted(answer) for answer in answers]
 
@@ -127,7 +127,7 @@ class AsyncKvConnection(asyncio.Protocol):
         }
 
     def send(self, messages: Iterable[Request]) -> list[asyncio.Future[list[Answered]]]:
-        """Send requests together. Each future is done when all frames of the answer are there, in their order."""
+        """Send requests together. Each future completes with all frames of its answer, in order."""
         if self.is_closed:
             raise kv_connection.closed(self.address)
         self._exchange.tick(self._loop.time())
@@ -141,7 +141,7 @@ class AsyncKvConnection(asyncio.Protocol):
         return waiting
 
     def _send(self) -> None:
-        """Send what the exchange has, and look again when the oldest request should have been answered."""
+        """Send what the exchange has, and schedule a check for when the oldest request should be answered."""
         data = self._exchange.data_to_send()
         if data and self._transport is not None:
             self._transport.write(data)
@@ -158,10 +158,10 @@ class AsyncKvConnection(asyncio.Protocol):
         else:
             self._send()
 
-    # --- handing on -----------------------------------------------------------------------------------------------
+    # --- handing over to a receiver -------------------------------------------------------------------------------
 
     def attach(self, receiver: BytesReceiver) -> None:
-        """From now on all that comes is for this receiver, and so is what has come and was not asked for."""
+        """From now on, pass all received bytes to this receiver, including those that are already here."""
         assert self._exchange.is_idle, "answers are due"
         self._receiver = receiver
         if rest := self._exchange.rest:
@@ -180,7 +180,7 @@ class AsyncKvConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Close after what was written has been sent. The receiver is not called any more."""
+        """Close once all written data is sent. The receiver is not called any more."""
         self._end()
         if self._transport is not None:
             self._transport.close()
@@ -200,7 +200,7 @@ class AsyncKvConnection(asyncio.Protocol):
     # --- asyncio's side -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's classes.
+        # uvloop's transports are not instances of asyncio's classes.
         self._transport = cast(asyncio.Transport, transport)
         is_local = kv_connection.is_loopback(transport.get_extra_info("socket"))
         self._handshake = self._login.handshake(is_loopback=is_local, peer=str(self.address))
@@ -212,7 +212,7 @@ class AsyncKvConnection(asyncio.Protocol):
             self._receiver.on_data(data)
             return
         if self.is_closed or self._ready.cancelled():
-            # It was given up while this was on its way, which uvloop delivers all the same.
+            # The connection was given up; uvloop still delivers data that was under way.
             return
         try:
             if self._ready.done():
@@ -231,7 +231,7 @@ class AsyncKvConnection(asyncio.Protocol):
 
     def _take_answers(self) -> None:
         for event in self._exchange.events():
-            # What a server sends of its own accord is of no use here.
+            # Requests from the server are ignored here.
             if isinstance(event, Answered):
                 frames, waiting = self._answers[event.opaque]
                 frames.append(event)
@@ -271,12 +271,12 @@ class AsyncKvConnection(asyncio.Protocol):
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(error)
-                # The caller may have been cancelled; asyncio does not log an exception that was looked at.
+                # The caller may have been cancelled; asyncio does not log an exception that was retrieved.
                 waiter.exception()
 
 
 async def raise_if_tls(address: Address, timeouts: kv_connection.Timeouts, error: ConnectionClosed) -> None:
-    """Say so if the port speaks TLS, after a connection without it was closed with no answer: most servers do that."""
+    """Raise `TlsFailed` if the port speaks TLS: most such servers close a connection without TLS, and send nothing."""
     try:
         probe = await open_transport(_Probe, address, kv_connection.without_verification(), timeouts)
     except ConnectionFailed:

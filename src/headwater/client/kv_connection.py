@@ -1,8 +1,8 @@
-"""A blocking key-value connection, and what it has in common with the asyncio one: log-in, timeouts, and errors.
+"""A blocking key-value connection, and what it shares with the asyncio one: log-in, timeouts, and errors.
 
-`KvConnection` drives a handshake and an exchange over a socket, for commands, the loader's sockets and tests; under an
-event loop `kv_asyncio` takes its place. What the operating system and TLS raise is translated here for both, and must
-reach a user in no other words.
+`KvConnection` runs a handshake and an exchange over a socket, for commands, the loader's sockets and tests; under an
+event loop, `kv_asyncio` does that. Errors of the operating system and of TLS are translated here for both, and must
+not reach a user in other words.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ FEATURES = (
     Feature.COLLECTIONS,
     Feature.DEDUPE_NMVB_CLUSTERMAP,
 )
-"""What a connection asks for by default. Unordered execution is not among them: answers come in order."""
+"""The features requested by default. Unordered execution is not one of them: answers come in order."""
 
 
 @suggest_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """How long to wait for others."""
+    """How long to wait for servers."""
 
     connect_s: float = CONNECT_TIMEOUT_S
     answer_s: float = ANSWER_TIMEOUT_S
-    """For the whole of a handshake, and later for every answer."""
+    """The limit for a whole handshake, and later for each answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """What every connection to a cluster has in common."""
+    """The settings that all connections to a cluster share."""
 
     credentials: Credentials | None
     bucket: str | None
@@ -70,7 +70,7 @@ class Login:
     random_bytes: Callable[[int], bytes] = os.urandom
 
     def handshake(self, *, is_loopback: bool, peer: str = "the server") -> ClientHandshake:
-        """The handshake for a new connection, which may stay on this machine."""
+        """Make the handshake for a new connection. `is_loopback` says whether it stays on this machine."""
         return ClientHandshake(
             credentials=self.credentials,
             bucket=self.bucket,
@@ -86,7 +86,7 @@ class Login:
 
 
 class KvConnection:
-    """A connection that is logged in and has its bucket. It blocks: requests are for callers without an event loop."""
+    """A blocking connection that is logged in and has its bucket selected, for callers without an event loop."""
 
     def __init__(self, sock: socket.socket, address: Address, outcome: HandshakeOutcome, exchange: Exchange) -> None:
         self.sock = sock
@@ -96,7 +96,7 @@ class KvConnection:
 
     @classmethod
     def open(cls, address: Address, login: Login) -> Self:
-        """Connect and log in, or raise what is in the way of it."""
+        """Connect and log in. Raises a `HeadwaterError` if that fails."""
         sock = open_socket(address, login.tls, login.timeouts)
         answer_s = login.timeouts.answer_s
         try:
@@ -112,13 +112,13 @@ class KvConnection:
 
     @property
     def buffered_bytes(self) -> int:
-        """What has been received and belongs to no answer yet."""
+        """The number of received bytes that belong to no answer yet."""
         return len(self._exchange.rest)
 
     def request(self, message: Request) -> Response:
         """Send a request and wait for its answer. A status other than success is raised as its error.
 
-        After any other error the connection is of no further use.
+        After any other error, the connection can't be used.
         """
         exchange = self._exchange
         exchange.tick(time.monotonic())
@@ -151,14 +151,14 @@ class KvConnection:
 
 
 def accepted(answer: Response | errors.StatusError) -> Response:
-    """The answer, unless it is a refusal, which is raised."""
+    """Return the answer, or raise it if it is a refusal."""
     if isinstance(answer, errors.StatusError):
         raise answer
     return answer
 
 
 def open_socket(address: Address, tls: ssl.SSLContext | None, timeouts: Timeouts) -> socket.socket:
-    """A connected socket, with TLS on it if wanted."""
+    """Connect a socket, with TLS if wanted."""
     try:
         sock = socket.create_connection((address.host, address.port), timeout=timeouts.connect_s)
     except (OSError, ValueError) as error:
@@ -176,7 +176,7 @@ def open_socket(address: Address, tls: ssl.SSLContext | None, timeouts: Timeouts
 
 
 def _close_forgotten(error: OSError) -> None:
-    """Close what Python leaves open if the peer resets the connection at the wrong moment: its frames still have it."""
+    """Close the socket that Python leaves open if the peer resets it at the wrong moment: its frames still hold it."""
     for frame, _ in walk_tb(error.__traceback__):
         forgotten = frame.f_locals.get("self")
         if isinstance(forgotten, ssl.SSLSocket):
@@ -184,7 +184,7 @@ def _close_forgotten(error: OSError) -> None:
 
 
 def raise_if_tls(address: Address, timeouts: Timeouts, error: errors.HeadwaterError) -> None:
-    """Say so if the port speaks TLS, after a connection without it was closed with no answer: most servers do that."""
+    """Raise `TlsFailed` if the port speaks TLS: most such servers close a connection without TLS, and send nothing."""
     probe_timeouts = replace(timeouts, answer_s=min(timeouts.answer_s, _PROBE_S_MAX))
     try:
         open_socket(address, without_verification(), probe_timeouts).close()
@@ -194,7 +194,7 @@ def raise_if_tls(address: Address, timeouts: Timeouts, error: errors.HeadwaterEr
 
 
 def without_verification() -> ssl.SSLContext:
-    """A context for asking whether a port speaks TLS at all. Nothing is ever sent over it."""
+    """A context to find out whether a port speaks TLS. Nothing is ever sent over it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -209,7 +209,7 @@ def spoke_tls(address: Address) -> errors.TlsFailed:
 
 
 def is_loopback(sock: Any) -> bool:
-    """Whether what is sent stays on this machine. Not so where the other end of the socket has gone already."""
+    """Whether sent data stays on this machine. False if the peer of the socket is already gone."""
     try:
         return is_loopback_address(str(sock.getpeername()[0]))
     except OSError:
@@ -222,7 +222,7 @@ def _do_handshake(
     deadline_s = time.monotonic() + answer_s
     while handshake.outcome is None:
         _send(sock, handshake.data_to_send(), address, answer_s)
-        # A server that sends a byte now and then is no better than a silent one.
+        # One deadline for all: a server that sends a byte now and then must not extend it.
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise broken(address, TimeoutError(), waited_s=answer_s)
@@ -243,11 +243,11 @@ def _send(sock: socket.socket, data: bytes, address: Address, waited_s: float) -
 
 
 def send_all(sock: socket.socket, data: bytes) -> None:
-    """Send all of it. Where TLS has gone meanwhile, the error is what the server has said about that, if anything."""
+    """Send all data. If the peer has ended TLS meanwhile, raise the error that it sent, if any."""
     try:
         sock.sendall(data)
     except OSError as error:
-        # With TLS 1.3 the server judges our certificate when for us all is done, and hangs up with an alert.
+        # With TLS 1.3 the server verifies our certificate after our handshake is done, and closes with an alert.
         if isinstance(sock, ssl.SSLSocket) and not isinstance(error, TimeoutError):
             sock.recv(1)
         raise
@@ -260,7 +260,7 @@ def _receive(sock: socket.socket, address: Address, waited_s: float) -> bytes:
         raise broken(address, error, waited_s=waited_s) from error
 
 
-# --- what errors of the operating system and of TLS mean ----------------------------------------------------------
+# --- errors of the operating system and of TLS --------------------------------------------------------------------
 
 _CA_HINT = "Give the certificate of its CA by --tls-ca (TlsSettings.ca_file in Python)"
 _TLS_HINT = "Check the port (11207 and 18091 are those with TLS), or use couchbase:// without TLS"
@@ -279,14 +279,14 @@ _BROKEN_OFF = (ConnectionError, TimeoutError, ssl.SSLEOFError, ssl.SSLZeroReturn
 
 
 def unreachable(address: Address, error: OSError | ValueError) -> errors.HostUnreachable:
-    """There is no connection. A `ValueError` is a name that no host can have."""
+    """The error for a connection that could not be made. A `ValueError` is an impossible host name."""
     has_no_tls = isinstance(error, ConnectionRefusedError) and address.port in (KV_TLS_PORT, HTTP_TLS_PORT)
     hint = _NO_TLS_HINT if has_no_tls else "Check the address, and that the server is running"
     return errors.HostUnreachable(f"{address} can't be reached: {_words(error)}", hint=hint)
 
 
 def tls_failed(address: Address, error: OSError) -> errors.TlsFailed:
-    """There is a connection, and no TLS on it."""
+    """The error for a connection on which TLS failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return errors.TlsFailed(f"the certificate of {address} is not trusted: {error.verify_message}", hint=_CA_HINT)
     if _is_alert(error):
@@ -296,26 +296,26 @@ def tls_failed(address: Address, error: OSError) -> errors.TlsFailed:
 
 
 def broken(address: Address, error: OSError, *, waited_s: float = ANSWER_TIMEOUT_S) -> errors.ConnectionFailed:
-    """The connection has ended, or the server has not answered."""
+    """The error for a connection that broke, or a server that has not answered."""
     if isinstance(error, TimeoutError):
         return errors.NoAnswer(
             f"{address} has not answered for {waited_s:g} seconds",
             hint="Check the server's load and log, and that the port is right",
         )
     if _is_alert(error):
-        # With TLS 1.3 a client learns only now that the server does not take its certificate, or wants one.
+        # With TLS 1.3, only now does a client learn that the server rejects its certificate, or requires one.
         return _alerted(address, error)
     kind = errors.ConnectionClosed if isinstance(error, ConnectionError) else errors.ConnectionFailed
     return kind(f"the connection to {address} broke: {_words(error)}", hint="Check the server's log, and try again")
 
 
 def closed(address: Address) -> errors.ConnectionClosed:
-    """The server has ended the connection where it should have answered."""
+    """The error for a server that closed the connection instead of answering."""
     return errors.ConnectionClosed(f"{address} has closed the connection", hint="Check the server's log, and try again")
 
 
 def _is_alert(error: OSError) -> bool:
-    """Whether the other end has said, in TLS, what it does not like."""
+    """Whether the peer has sent a TLS alert."""
     return isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or "")
 
 
@@ -330,9 +330,9 @@ def _words(error: OSError | ValueError) -> str:
     if isinstance(error, TimeoutError) and not error.errno:
         return "timed out"
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError | socket.gaierror) and error.errno:
-        # Event loops put other words in its place, and the address again.
+        # Event loops replace the message, and add the address again.
         return os.strerror(error.errno)
-    # An event loop that meets the end of a connection in TLS's handshake gives no words at all.
+    # If the connection ends during the TLS handshake, event loops give no message at all.
     return (
         str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error) or "the connection was closed"
     )

@@ -1,9 +1,9 @@
-"""The connections of a reader, sans-IO: one link each, the pool of them, and the cluster map that says where they go.
+"""A reader's connections, sans-IO: one link each, the pool of links, and the cluster map that decides where they go.
 
-A link is the shared DCP consumer behind a client's handshake. It knows nothing of vbuckets and rollbacks. A node has as
-many lanes as the reader wants connections to it, and a lane has at most one link. Scouts are links of their own that
-only learn the cluster map; there is one at a time. The reader is the only caller. Nothing here opens a socket: the pool
-gives commands to the edge, and the edge reports what became of them.
+A link is the shared DCP consumer after a client's handshake. It knows nothing about vbuckets and rollbacks. A node has
+one lane for each connection that the reader wants to it, and a lane has at most one link. Scouts are separate links
+that only fetch the cluster map; there is one at a time. Only the reader calls this module. It opens no socket: the
+pool gives commands to the edge, and the edge reports the results.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
 from headwater.protocol.numbers import VBucketId
 
 SILENT_NOOP_INTERVALS = 2.5
-"""DCP docs, dead-connections, say 2. Half of one more is for a noop that is late."""
+"""The DCP docs (dead-connections) say 2. Another half allows for a late noop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcpOpening:
-    """What makes a key-value connection a DCP connection."""
+    """What turns a key-value connection into a DCP connection."""
 
     name: str
     flags: OpenFlags
@@ -47,14 +47,14 @@ class DcpOpening:
 
 @dataclass(slots=True)
 class LinkReady(consumer.ConsumerOpened):
-    """The connection can be used. Comes once, first."""
+    """The connection can be used. This is the first event, and comes once."""
 
     outcome: HandshakeOutcome
 
 
 @dataclass(slots=True)
 class ConfigPushed(consumer.ForeignFrame):
-    """The server has a new cluster map; with nothing in `config` it has to be asked for."""
+    """The server has a new cluster map. If `config` is empty, the map must be requested."""
 
     config: bytes
 
@@ -63,9 +63,9 @@ LinkEvent = consumer.ConsumerEvent[VBucketStream]
 
 
 class DcpLink(consumer.DcpConsumer[VBucketStream]):
-    """One connection. Any error that a method raises is the end of it.
+    """One connection. Any error that a method raises ends it.
 
-    With no `opening` it is a scout: a connection that only learns the cluster map.
+    Without an `opening` it is a scout, which only fetches the cluster map.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class DcpLink(consumer.DcpConsumer[VBucketStream]):
         self.send(handshake.data_to_send())
 
     def events(self) -> Iterator[LinkEvent]:
-        """What the received bytes mean, in order. The data of a run is valid until the next event is asked for."""
+        """Yield the events of the received bytes, in order. The data of a run is valid until the next event."""
         if self._handshake.outcome is None:
             yield from self._do_handshake()
         if self._handshake.outcome is None:
@@ -105,13 +105,13 @@ class DcpLink(consumer.DcpConsumer[VBucketStream]):
                 case consumer.ForeignFrame(frame=frame) if frame.magic is Magic.SERVER_REQUEST:
                     yield from _read_pushed(frame)
                 case consumer.ForeignFrame():
-                    pass  # Newer servers may send requests that this client has not asked for.
+                    pass  # Newer servers may send other requests: ignore them.
                 case consumer.FaultyFrame():
                     if not isinstance(event.error, UnknownOpcode):
                         raise event.error
 
     def receive_end(self) -> None:
-        """The server has closed the connection. Raises what that means."""
+        """The server has closed the connection. Raises the error for that."""
         if self._handshake.outcome is None:
             self._handshake.receive_end()
         raise ConnectionFailed("the server has closed the connection", hint="Check the server's log, and try again")
@@ -147,7 +147,7 @@ SCOUT = -1
 
 @dataclass(slots=True, kw_only=True)
 class PooledLink:
-    """One connection: being made, or in use."""
+    """One connection, connecting or in use."""
 
     id: int
     address: Address
@@ -156,10 +156,10 @@ class PooledLink:
     """None until the socket is connected."""
     is_ready: bool = False
     survey_opaque: int | None = None
-    """The request for the high seqnos that streams wait for."""
+    """The request for high seqnos for which streams wait."""
 
     def survey(self) -> int:
-        """Ask for the high seqnos, unless that is under way. Returns the opaque of the request."""
+        """Request the high seqnos, unless that is under way. Returns the opaque of the request."""
         if self.survey_opaque is None:
             assert self.link is not None
             self.survey_opaque = self.link.send_request(GetAllVbSeqnos(state=VBucketState.ACTIVE))
@@ -182,14 +182,14 @@ class CloseConnection:
 Command = OpenConnection | CloseConnection
 
 NewLink = Callable[[PooledLink, bool, float], DcpLink]
-"""Makes the link of a slot, given whether it stays on this machine, and the time."""
+"""Makes the link of a slot. Arguments: the slot, whether the connection stays on this machine, and the time."""
 
 
 @dataclass(slots=True)
 class LinkFailures:
     count: int = 0
     retry_at_s: float = 0.0
-    """When the node may be tried again."""
+    """The time of the next attempt."""
     last: HeadwaterError | None = None
 
 
@@ -197,7 +197,7 @@ _NO_FAILURES = LinkFailures()
 
 
 class LinkPool:
-    """Which connections exist, which are wanted, and when a lost one may be tried again."""
+    """Manages the connections: which exist, which are wanted, and when a lost one may be retried."""
 
     def __init__(self, *, new_link: NewLink, backoff: Backoff) -> None:
         self.slots: dict[int, PooledLink] = {}
@@ -212,11 +212,11 @@ class LinkPool:
         return [slot for slot in self.slots.values() if slot.is_ready and slot.lane != SCOUT]
 
     def failures(self, address: Address) -> LinkFailures:
-        """Those of a node in a row."""
+        """Return the failures of a node in a row."""
         return self._failures.get(address, _NO_FAILURES)
 
     def get(self, address: Address, lane: int, *, now_s: float) -> PooledLink | None:
-        """The link of a lane if it is ready; if there is none, one is opened as soon as it may be."""
+        """Return the link of a lane if it is ready. If the lane has none, open one as soon as it may be retried."""
         for slot in self.slots.values():
             if (slot.address, slot.lane) == (address, lane):
                 return slot if slot.is_ready else None
@@ -225,7 +225,7 @@ class LinkPool:
         return None
 
     def scout(self, addresses: Iterable[Address], *, now_s: float) -> None:
-        """Ask for the cluster map wherever it may be had: one host at a time, the one that was tried least first."""
+        """Fetch the cluster map from any host: one at a time, beginning with the one that could be retried first."""
         if any(slot.lane == SCOUT for slot in self.slots.values()):
             return
         due = [address for address in addresses if now_s >= self.failures(address).retry_at_s]
@@ -240,17 +240,17 @@ class LinkPool:
         return slot
 
     def on_ready(self, slot: PooledLink) -> bool:
-        """The link can be used. Returns whether its node had been lost before."""
+        """The link can be used. Returns whether its node had failed before."""
         slot.is_ready = True
         return slot.lane != SCOUT and self._failures.pop(slot.address, None) is not None
 
     def close(self, slot: PooledLink) -> None:
-        """The link is not needed any more."""
+        """Close a link that is no longer needed."""
         del self.slots[slot.id]
         self.commands.append(CloseConnection(slot.id))
 
     def drop(self, slot: PooledLink, error: HeadwaterError, *, now_s: float) -> None:
-        """The link is lost. Its node is tried again after a delay that grows."""
+        """The link is lost. Its node is retried after a delay that grows with each failure."""
         self.close(slot)
         failures = self._failures.setdefault(slot.address, LinkFailures())
         failures.count += 1
@@ -266,14 +266,14 @@ class LinkPool:
 # --- the cluster map ----------------------------------------------------------------------------------------------
 
 MAP_INTERVAL_S = 0.25
-"""How often the cluster map is asked for, at most, while it does not say what we need to know."""
+"""The shortest interval between requests for the cluster map while a newer one is wanted."""
 
 
 class MapWatch:
-    """The cluster map as a reader follows it: which node has a vbucket, and when to look for a newer map.
+    """Follows the cluster map for a reader: which node has a vbucket, and when to request a newer map.
 
-    A newer map comes by itself, with every poll, or because it is wanted: a node refused a vbucket, or is gone. Then it
-    is asked for on every connection, and by a scout where there is none.
+    A newer map is pushed by a server, comes with a poll, or is wanted: a node refused a vbucket, or is gone. A wanted
+    map is requested on every connection, or by a scout if there is none.
     """
 
     def __init__(self, cluster_map: ClusterMap, *, seeds: Iterable[Address], now_s: float) -> None:
@@ -283,15 +283,15 @@ class MapWatch:
         self._due_s = now_s
 
     def want(self) -> None:
-        """The map that is known can't be the newest."""
+        """Request a newer map: the known one is outdated."""
         self._is_wanted = True
 
     def is_of_this_bucket(self, new: ClusterMap) -> bool:
-        """A bucket that was deleted and created again is another one."""
+        """Return whether a map is of this bucket. A bucket that was deleted and created again is another one."""
         return new.uuid == self.map.uuid and new.vbuckets == self.map.vbuckets
 
     def replace(self, new: ClusterMap) -> ClusterMap | None:
-        """A map has come. Returns the one that it takes the place of, or None where it is no news."""
+        """Replace the map if `new` is newer. Returns the replaced map, or None."""
         self._is_wanted = False
         if new.version <= self.map.version:
             return None
@@ -299,7 +299,7 @@ class MapWatch:
         return old
 
     def look(self, pool: LinkPool, now_s: float) -> None:
-        """Ask for a newer map, if one is wanted and it is time."""
+        """Request a newer map if one is wanted and the request is due."""
         if not self._is_wanted:
             return
         ready = pool.ready
@@ -314,6 +314,6 @@ class MapWatch:
 
 
 def active_address(cluster_map: ClusterMap, vbucket: VBucketId) -> Address | None:
-    """The node that has a vbucket, or None where no node has it."""
+    """Return the node where a vbucket is active, or None."""
     node = cluster_map.active_node(vbucket)
     return None if node < 0 else cluster_map.nodes[node]

@@ -1,13 +1,12 @@
-"""What a reader counts, and how far behind it is.
+"""The counters of a reader, and its lag.
 
-The reader counts when it has received a run of changes or delivered a batch, never for a single change.
-They may be read at any time, also from another thread: what is replaced is replaced in one step, and what grows is
-copied before it is looked at.
+The reader counts per run of changes or delivered batch, never per change. Any thread may read the numbers at any time:
+values are replaced in one step, and collections that grow are copied before they are examined.
 
-**Lag** is counted in seqnos: those that a vbucket has and the caller has not been given yet. It is no number of
-changes: a document that was changed ten times takes ten seqnos and may come as one change, and seqnos of collections
-that are not read are counted with the rest. A lag is unknown, and then None and not 0, until the vbucket's high seqno
-has been heard; and again after a rollback, because the seqno that was known belonged to a history that did not happen.
+**Lag** is counted in seqnos: those that the vbucket has and the caller has not received. It is not a number of
+changes: a document that was changed ten times takes ten seqnos and may arrive as one change, and seqnos of collections
+that are not read count, too. A lag is unknown (None, not 0) until the vbucket's high seqno is known; and again after a
+rollback, because the known seqno belonged to a history that is void.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from headwater.protocol.numbers import Seqno, VBucketId
 logger = logging.getLogger(__name__)
 
 LAST_ROLLBACKS_MAX = 16
-"""How many rollbacks are remembered one by one."""
+"""How many rollbacks are kept individually."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +40,22 @@ class Lag:
     """How far a reader is behind, in seqnos."""
 
     total_seqnos: int | None
-    """Over all vbuckets that are read; None unless all of them are known."""
+    """The sum over all vbuckets that are read; None unless all their lags are known."""
     max_seqnos: int | None
-    """Of the vbucket that is furthest behind; None where none is known."""
+    """The lag of the vbucket that is furthest behind; None if no lag is known."""
     vbuckets_unknown: int
-    """How many vbuckets are read whose lag is not known."""
+    """The number of vbuckets that are read and whose lag is unknown."""
 
 
 def count_ops(batch: pa.RecordBatch) -> Counter[str]:
-    """The rows of a batch by their `op`."""
+    """Count the rows of a batch by `op`."""
     ops = batch.column("op")
     counts = np.bincount(ops.indices.to_numpy(), minlength=len(ops.dictionary))
     return +Counter(dict(zip(ops.dictionary.to_pylist(), counts.tolist(), strict=True)))
 
 
 def describe_ops(rows: Mapping[str, int]) -> str:
-    """Rows by their `op`, in words: changes of documents, and system events apart. Rollbacks are neither."""
+    """Describe row counts in words: changes of documents and system events, separately. Rollbacks do not count."""
     system_events = sum(rows.get(op, 0) for op in SYSTEM_EVENT_OPS)
     return counted_changes(sum(rows.values()) - system_events - rows.get("rollback", 0), system_events)
 
@@ -108,7 +107,7 @@ class ReaderMetrics:
         self.config_updates = 0
         """New cluster maps."""
         self._handed_out_seqnos: dict[VBucketId, Seqno] = {}
-        """Of every vbucket that is read. The caller is there."""
+        """For each vbucket that is read, the last seqno that the caller received."""
         self._received_seqnos: dict[VBucketId, Seqno] = {}
         self._high_seqnos: dict[VBucketId, Seqno] = {}
         self._closed: set[VBucketId] = set()
@@ -119,18 +118,18 @@ class ReaderMetrics:
         self.received_bytes += byte_count
 
     def on_run(self, vbucket: VBucketId, rows: int, data_bytes: int, last_seqno: int) -> None:
-        """Changes of one vbucket have come. `on_received` counts their bytes, too."""
+        """Changes of one vbucket were received. `on_received` counts their bytes, too."""
         self.received_changes += rows
         self.received_change_bytes += data_bytes
         self._received_seqnos[vbucket] = Seqno(last_seqno)
 
     def on_snapshot(self, vbucket: VBucketId, end_seqno: Seqno) -> None:
-        """A snapshot begins. The vbucket has at least what the snapshot will bring."""
+        """A snapshot begins. The vbucket's high seqno is at least the snapshot's end."""
         self.snapshots += 1
         self._high_seqnos[vbucket] = max(end_seqno, self._high_seqnos.get(vbucket, Seqno(0)))
 
     def set_high_seqnos(self, seqnos: Mapping[VBucketId, Seqno]) -> None:
-        """What a server has answered: it may be lower than what was known before, after a failover."""
+        """Set the high seqnos from a server's answer. After a failover they may be lower than before."""
         self._high_seqnos.update(seqnos)
 
     def on_ack(self, acked_bytes: int) -> None:
@@ -140,15 +139,15 @@ class ReaderMetrics:
     def on_noop(self) -> None:
         self.noops += 1
 
-    # --- where the caller is --------------------------------------------------------------------------------------
+    # --- the caller's position ------------------------------------------------------------------------------------
 
     def on_followed(self, vbucket: VBucketId, seqno: Seqno) -> None:
-        """The vbucket is read from here on."""
+        """The vbucket is read from this seqno on."""
         self._closed.discard(vbucket)
         self._handed_out_seqnos[vbucket] = seqno
 
     def on_closed(self, vbucket: VBucketId) -> None:
-        """The vbucket is not read any more: it has come to its end, or was closed."""
+        """The vbucket is no longer read: it has reached its end, or was closed."""
         self._closed.add(vbucket)
         for seqnos in (self._handed_out_seqnos, self._received_seqnos, self._high_seqnos):
             seqnos.pop(vbucket, None)
@@ -156,13 +155,13 @@ class ReaderMetrics:
     # --- what was handed out --------------------------------------------------------------------------------------
 
     def on_handed_out(self, vbucket: VBucketId, seqno: Seqno) -> None:
-        """The caller has been given everything up to here."""
-        # What was received of a vbucket before its end is still delivered.
+        """The caller has received everything up to this seqno."""
+        # Data that was received before the vbucket's end is still delivered after it was closed.
         if vbucket not in self._closed:
             self._handed_out_seqnos[vbucket] = seqno
 
     def on_batch(self, batch: pa.RecordBatch) -> None:
-        """The caller has been given these rows."""
+        """The caller has received these rows."""
         self.changes += count_ops(batch)
         self.handed_out_bytes += batch.nbytes
         self.batches += 1
@@ -177,7 +176,7 @@ class ReaderMetrics:
         self.stream_requests += 1
 
     def on_stream_end(self, reason: StreamEndReason) -> None:
-        # A peer has 2**32 reasons to send.
+        # A peer can send 2**32 reasons; count unknown ones together.
         self.stream_ends[reason.name.lower() if reason.is_known else "unknown"] += 1
 
     def on_rollback(self, rollback: RollbackPiece) -> None:
@@ -214,13 +213,13 @@ class ReaderMetrics:
     def on_config_update(self) -> None:
         self.config_updates += 1
 
-    # --- to be read -----------------------------------------------------------------------------------------------
+    # --- reading the numbers --------------------------------------------------------------------------------------
 
     def lags(self) -> dict[VBucketId, int | None]:
-        """The lag of every vbucket that is read, in seqnos; None where it is not known."""
+        """Return the lag of every vbucket that is read, in seqnos; None if unknown."""
         highs = self._high_seqnos.copy()
         return {
-            # The offset may be newer than the high seqno, which was asked for a while ago.
+            # The offset may be above the high seqno, which was requested a while ago.
             vbucket: max(0, highs[vbucket] - seqno) if vbucket in highs else None
             for vbucket, seqno in self._handed_out_seqnos.copy().items()
         }
@@ -229,7 +228,7 @@ class ReaderMetrics:
         return self._summed(self.lags())
 
     def snapshot(self, *, vbuckets: bool = False) -> dict[str, Any]:
-        """All numbers as they are now, ready for JSON; with `vbuckets` also those of every vbucket."""
+        """Return all current numbers, ready for JSON; with `vbuckets` also those of every vbucket."""
         lags = self.lags()
         taken: dict[str, Any] = {
             name: dict(value) if isinstance(value, Counter) else value
@@ -245,7 +244,7 @@ class ReaderMetrics:
     def _summed(self, lags: dict[VBucketId, int | None]) -> Lag:
         known = [lag for lag in lags.values() if lag is not None]
         unknown = len(lags) - len(known)
-        # A reader whose vbuckets have all come to their end is behind by nothing. One that has none yet does not know.
+        # If all vbuckets have reached their ends, the lag is 0. If there are none yet, it is unknown.
         has_started = bool(lags or self._closed)
         return Lag(
             total_seqnos=sum(known) if has_started and not unknown else None,

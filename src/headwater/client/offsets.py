@@ -1,13 +1,13 @@
-"""Where a consumer is, in every vbucket of a bucket, and the one text that this is written as.
+"""The position of a consumer in every vbucket of a bucket, and its text form.
 
-The text is JSON in ASCII, and the same offsets always give the same bytes:
+The text is JSON in ASCII, and equal offsets always give the same bytes:
 
     {"version":1,"bucket_uuid":"5ab1…","offsets":[[0,"187031423418927",120,100],[1,"9213372036854775808",7,0,9],…]}
 
-There is a row for every vbucket, in their order: the vbucket, its vbuuid, the seqno, the start of the snapshot, its end
-where the seqno has not reached it yet, and behind that the purge seqno where the seqno lies below it. Vbuuids have up
-to 64 bits, and a program that reads JSON's numbers as doubles, as JavaScript does, keeps 53 of them. So a vbuuid is a
-string of decimal digits, the form servers show it in, and so is a seqno if one should ever exceed 2**53 - 1.
+There is a row for each vbucket, in order: the vbucket, its vbuuid, the seqno, the start of the snapshot, its end if
+the seqno has not reached it, and then the purge seqno if the seqno is below it. Vbuuids have up to 64 bits, but
+programs that read JSON numbers as doubles, as JavaScript does, keep only 53 of them. So a vbuuid is a string of
+decimal digits, which is how servers show it, and so is a seqno if one should ever exceed 2**53 - 1.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from headwater.protocol.snapshots import StreamOffset
 VERSION = 1
 
 VBUCKETS_MAX = 0x10000
-"""What the 16 bits of a request's header can name."""
+"""The 16 bits of a request's header can name this many."""
 BUCKET_UUID_CHARS_MAX = 128
-"""Couchbase's have 32."""
+"""Couchbase's UUIDs have 32."""
 TEXT_CHARS_MAX = 8 * 1024 * 1024
-"""Above what the other limits allow."""
+"""Larger than any text that the other limits allow."""
 
 _U64_MAX = 2**64 - 1
 _EXACT_MAX = 2**53 - 1
-"""The largest number that a double, and with it JavaScript, can distinguish from its neighbours."""
+"""The largest integer that a double, and so JavaScript, can distinguish from its neighbours."""
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,19}", re.ASCII)
 _MEMBERS = frozenset({"version", "bucket_uuid", "offsets"})
 _HINT = "Give the whole text as `to_json` has made it, or bring it back from a backup"
@@ -43,13 +43,13 @@ _HINT = "Give the whole text as `to_json` has made it, or bring it back from a b
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Offsets:
-    """Where a consumer is in a bucket, to resume from. It is never changed; `updated` makes a new one.
+    """The position of a consumer in a bucket, to resume from. It is immutable; `updated` makes a new one.
 
-    A vbucket that is not named has not been read yet.
+    A vbucket without an entry has not been read yet.
     """
 
     bucket_uuid: str
-    """Seqnos mean nothing in another bucket, nor in one of the same name that was made later."""
+    """Seqnos are valid only in this bucket, not in a later one with the same name."""
     offsets: Mapping[VBucketId, StreamOffset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Offsets:
 
     @property
     def vbuckets(self) -> tuple[VBucketId, ...]:
-        """Those that have been read, in their order."""
+        """The vbuckets that have been read, sorted."""
         return tuple(sorted(self.offsets))
 
     def __getitem__(self, vbucket: VBucketId) -> StreamOffset:
@@ -84,7 +84,7 @@ class Offsets:
         return iter(self.vbuckets)
 
     def check_bucket(self, bucket_uuid: str) -> None:
-        """Raises `CheckpointOfOtherBucket` if these offsets are of another bucket than this."""
+        """Raise `CheckpointOfOtherBucket` if these offsets belong to another bucket than this."""
         if self.bucket_uuid != bucket_uuid:
             raise CheckpointOfOtherBucket(
                 f"the checkpoint belongs to the bucket with uuid {self.bucket_uuid!r}, and this one has "
@@ -96,9 +96,9 @@ class Offsets:
     # --- moving on ------------------------------------------------------------------------------------------------
 
     def updated(self, changes: Mapping[VBucketId, StreamOffset]) -> Offsets:
-        """The same with some vbuckets further on."""
+        """Return a copy with other offsets for some vbuckets. Raises `InvalidOffsets` if a number is out of range."""
         _check_ranges(changes)
-        # What was checked once is not checked again: this is done for every batch.
+        # Skip the checks in `__init__`, which the old offsets have passed: this runs for every batch.
         made = object.__new__(Offsets)
         object.__setattr__(made, "bucket_uuid", self.bucket_uuid)
         object.__setattr__(made, "offsets", MappingProxyType({**self.offsets, **changes}))
@@ -107,13 +107,13 @@ class Offsets:
     # --- to and from text -----------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """The text that `from_json` reads. Equal offsets give equal texts."""
+        """Return the text that `from_json` reads. Equal offsets give equal texts."""
         rows = ",".join(_encode_row(vbucket, self.offsets[vbucket]) for vbucket in self.vbuckets)
         return f'{{"version":{VERSION},"bucket_uuid":{json.dumps(self.bucket_uuid)},"offsets":[{rows}]}}'
 
     @classmethod
     def from_json(cls, text: str) -> Offsets:
-        """Read what `to_json` has written. Anything else is `InvalidOffsets`."""
+        """Decode the text of `to_json`. Raises `InvalidOffsets` for any other text, `OffsetsTooNew` for a newer one."""
         if len(text) > TEXT_CHARS_MAX:
             raise _invalid(f"the text has more than {TEXT_CHARS_MAX} characters")
         try:
@@ -133,7 +133,7 @@ class Offsets:
             raise _invalid("a vbucket is there twice")
         return cls(bucket_uuid, offsets)
 
-    # --- what a mapping that can't be changed does not bring along ------------------------------------------------
+    # --- what a read-only mapping does not support ----------------------------------------------------------------
 
     def __hash__(self) -> int:
         return hash((self.bucket_uuid, frozenset(self.offsets.items())))
@@ -150,7 +150,7 @@ def _check_ranges(offsets: Mapping[VBucketId, StreamOffset]) -> None:
     for vbucket, offset in offsets.items():
         if not 0 <= vbucket < VBUCKETS_MAX:
             raise _invalid(f"there is no vbucket {vbucket}")
-        # The seqno lies between these two, or there would be no offset.
+        # `StreamOffset` ensures that the seqno lies between these two.
         is_small = offset.snapshot_end <= _U64_MAX and 0 <= offset.purge_seqno <= _U64_MAX
         if not (0 <= offset.vbuuid <= _U64_MAX and offset.snapshot_start >= 0 and is_small):
             raise _invalid(f"a number of vbucket {vbucket} does not fit into 64 bits")
@@ -198,7 +198,7 @@ def _decode_row(row: Any) -> tuple[VBucketId, StreamOffset]:
 
 
 def _decode_number(value: Any) -> int:
-    # JSON's true is no number, though Python's is.
+    # In Python, True is an int; in JSON it is not a number.
     if type(value) is int:
         return value
     if isinstance(value, str) and _DIGITS.fullmatch(value):

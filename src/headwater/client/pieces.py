@@ -1,7 +1,7 @@
-"""What the reader delivers: pieces of the changes, in order; and the file for those that memory is too small for.
+"""What the reader delivers: pieces of the changes, in order; and the file for pieces that exceed memory.
 
-Streams make the pieces, `batches` turns them into rows. Within a vbucket the order of the pieces is the stream's. A run
-holds frames as they were received: nothing is done per change before the bulk kernels see them.
+Streams make the pieces, and `batches` turns them into rows. Within a vbucket, pieces are in the stream's order. A run
+contains frames as they were received: nothing is done per change before the bulk kernels decode them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeRun:
-    """Mutations, deletions and expirations of one vbucket and snapshot, one frame behind the other."""
+    """Mutations, deletions and expirations of one vbucket and snapshot, as consecutive frames."""
 
     vbucket: VBucketId
     vbuuid: Vbuuid
-    """The branch of history that they were read on."""
+    """The branch of history on which they were read."""
     snapshot_start: Seqno
     snapshot_end: Seqno
     rows: int
     data: bytes | memoryview
     purge_seqno: Seqno = Seqno(0)
-    """Up to where deletions were purged, if that lies behind its first change and the server says it."""
+    """The seqno up to which deletions were purged, if it is above the first change and the server reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventPiece:
-    """A collection or a scope has come, gone or changed."""
+    """A collection or a scope was created, dropped or modified."""
 
     vbucket: VBucketId
     vbuuid: Vbuuid
@@ -44,11 +44,11 @@ class EventPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackPiece:
-    """What was delivered of this vbucket above `seqno` never happened, as far as the bucket is concerned."""
+    """A vbucket was rolled back: changes above `seqno` that were delivered are void."""
 
     vbucket: VBucketId
     seqno: Seqno
-    """The last seqno that stays."""
+    """The last seqno that remains valid."""
     from_seqno: Seqno
     """The last seqno that had been delivered."""
     old_vbuuid: Vbuuid
@@ -60,14 +60,14 @@ Piece = ChangeRun | EventPiece | RollbackPiece
 
 # --- on disk ------------------------------------------------------------------------------------------------------
 #
-# Room for snapshots that are too large to be held in memory until they are complete.
+# For snapshots that are too large to stay in memory until they are complete.
 
 OpenSpool = Callable[[], BinaryIO]
-"""Opens a new temporary file that is gone when it is closed."""
+"""Opens a new temporary file, which is deleted when it is closed."""
 
 
 class Spool:
-    """Runs in a file, which goes with the last of them that is read or dropped."""
+    """Keeps runs in a file, which is closed when the last run is read or dropped."""
 
     def __init__(self, open_file: OpenSpool) -> None:
         try:
@@ -93,7 +93,7 @@ class Spool:
         return run
 
     def drop_one(self) -> None:
-        """One of the runs is not needed any more."""
+        """One of the runs is no longer needed."""
         self._left -= 1
         if not self._left:
             self.close()
@@ -116,7 +116,7 @@ class SpooledRun:
     spool: Spool
 
     def load(self) -> ChangeRun:
-        """Read it back, once."""
+        """Read the run back. Can be called once."""
         return self.spool.get(self)
 
     def drop(self) -> None:

@@ -1,10 +1,10 @@
-"""The numbers of readers for Prometheus.
+"""Exports the metrics of readers to Prometheus.
 
-Nothing is counted twice: a scrape reads `ReaderMetrics`. All readers of a registry go through one collector, because
-a family of metrics may appear once only; they differ in the labels `reader` and `bucket`.
+There is no second set of counters: a scrape reads `ReaderMetrics`. All readers of a registry share one collector,
+because a metric family may appear only once; the labels `reader` and `bucket` distinguish them.
 
-To serve them, use what `prometheus_client` has: `start_http_server(9100, addr="127.0.0.1")` for a port of its own (it
-listens on all addresses unless given one), `make_asgi_app()` inside a web application.
+To serve them, use `prometheus_client`: `start_http_server(9100, addr="127.0.0.1")` for a separate port (it listens on
+all addresses unless given one), or `make_asgi_app()` inside a web application.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PREFIX = "headwater_client_"
 READER_LABELS = ("reader", "bucket")
 
 Numbers = Mapping[str, Any]
-"""What `ReaderMetrics.snapshot` gives."""
+"""The result of `ReaderMetrics.snapshot`."""
 
 
 class HasMetrics(Protocol):
-    """A read."""
+    """A read: its batches or changes."""
 
     @property
     def metrics(self) -> ReaderMetrics: ...
@@ -39,7 +39,7 @@ class HasMetrics(Protocol):
 
 
 def _one(*path: str) -> Callable[[Numbers], MetricSamples]:
-    """A number by itself, found under these names."""
+    """Read a single number, found under these nested names."""
 
     def read(numbers: Numbers) -> MetricSamples:
         found: Any = numbers
@@ -51,7 +51,7 @@ def _one(*path: str) -> Callable[[Numbers], MetricSamples]:
 
 
 def _by(name: str) -> Callable[[Numbers], MetricSamples]:
-    """Numbers by a label."""
+    """Read numbers by label."""
     return lambda numbers: [((value,), number) for value, number in numbers[name].items()]
 
 
@@ -98,11 +98,11 @@ _KINDS: tuple[MetricKind[Numbers], ...] = (
 
 
 class ReaderCollector:
-    """Shows readers to a registry. `register` makes one where there is none."""
+    """Exports readers to a registry. `register_metrics` makes one per registry."""
 
     def __init__(self) -> None:
         self._readers: dict[tuple[str, str], tuple[ReaderMetrics, bool]] = {}
-        """By reader and bucket, with whether the lag of each vbucket is shown."""
+        """By reader and bucket, with a flag: whether to export the lag of each vbucket."""
 
     @property
     def is_empty(self) -> bool:
@@ -127,7 +127,7 @@ class ReaderCollector:
         del self._readers[key]
 
     def describe(self) -> Iterator[MetricFamily]:
-        """The families without numbers: a registry asks for them to find names that are taken."""
+        """Yield the families without numbers, by which a registry detects duplicate names."""
         return (kind.family(PREFIX, READER_LABELS) for kind in _KINDS)
 
     def collect(self) -> Iterator[MetricFamily]:
@@ -145,16 +145,16 @@ _lock = threading.Lock()
 def register_metrics(
     source: ReaderMetrics | HasMetrics, *, registry: CollectorRegistry = REGISTRY, per_vbucket: bool = False
 ) -> None:
-    """Show the numbers of a read to Prometheus, until `unregister_metrics`; in the registry of the process, to
-    OpenTelemetry as well if that is installed.
+    """Export the metrics of a read to Prometheus until `unregister_metrics`. In the process's default registry, also
+    export them to OpenTelemetry if that is installed.
 
     Args:
         source: The read, or its metrics.
-        registry: Where they are shown; by default the registry of the process.
-        per_vbucket: Make the lag of every vbucket a time series of its own: 1,024 of them for most buckets.
+        registry: The registry to export to; by default that of the process.
+        per_vbucket: Also export the lag of every vbucket as a time series: 1,024 of them for most buckets.
 
     Raises:
-        InvalidInput: A read of the same name and bucket is registered.
+        InvalidInput: A read with the same name and bucket is already registered.
     """
     with _lock:
         collector = _collectors.get(registry)
@@ -168,12 +168,12 @@ def register_metrics(
 
 
 def unregister_metrics(source: ReaderMetrics | HasMetrics, *, registry: CollectorRegistry = REGISTRY) -> None:
-    """End what `register_metrics` began."""
+    """Stop exporting a read. Raises `InvalidInput` if it is not registered with this registry."""
     with _lock:
         collector = _collectors.get(registry, ReaderCollector())
         collector.remove(_metrics_of(source))
         if collector.is_empty:
-            # It is kept for the next read: what OpenTelemetry observes can't be taken back.
+            # Keep the collector for the next read: an OpenTelemetry observer can't be removed.
             registry.unregister(collector)
 
 

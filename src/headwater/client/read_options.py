@@ -1,7 +1,7 @@
-"""The options of a read: where it starts and ends, which changes it takes, and how they are carried.
+"""The options of a read: where it starts and ends, which changes it returns, and how they are transferred.
 
-The client makes `ReadOptions` from the keywords of `changes` and `batches`, Spark and the command line from the options
-that these fields give them.
+The client makes `ReadOptions` from the keywords of `changes` and `batches`; Spark and the command line make them from
+their options, which these fields define.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headwater.options import MIB, check_keywords, option, options_of, parse_int
 from headwater.protocol.numbers import CONNECTION_BUFFER_BYTES_MAX, CONNECTION_NAME_BYTES_MAX, Seqno, VBucketId
 
 NAME_BYTES_MAX = CONNECTION_NAME_BYTES_MAX - 64
-"""The rest distinguishes the connections of a reader."""
+"""The rest of the name distinguishes the connections of a reader."""
 
 
 class Start(StrEnum):
@@ -33,7 +33,7 @@ class End(StrEnum):
 
 START_TIMES = "a time such as 2026-11-18T10:00:00Z, 2026-11-18, 1795000000 or -2h"
 AHEAD_S_MAX = 60.0
-"""How far a time to start at may lie ahead of the clock here: that of a server may be a little faster."""
+"""How far a start time may lie ahead of the local clock: a server's clock may be slightly fast."""
 
 _EPOCH_TIME = re.compile(r"(?P<seconds>[0-9]{9,10})(?:\.(?P<fraction>[0-9]{1,9}))?")
 _EPOCH_MILLISECONDS = re.compile(r"[0-9]{12,13}")
@@ -41,11 +41,10 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 def parse_start_time(text: str) -> datetime | None:
-    """The time that a text names, to start a read at; None for a text that names none.
+    """Parse the start time of a read; None if the text is not a time.
 
-    It is a date (midnight in UTC), a date and a time with a zone as ISO 8601 writes them, seconds since 1970, or
-    `-` and a span such as `2h` or `7d`, which is so long ago. Raises `InvalidInput` for a time without a zone, and for
-    one in the future.
+    It may be a date (midnight in UTC), a date and time with a zone in ISO 8601, seconds since 1970, or `-` and a span
+    such as `2h` or `7d`, counted back from now. Raises `InvalidInput` for a time without a zone or in the future.
     """
     text = text.strip()
     try:
@@ -65,7 +64,7 @@ def parse_start_time(text: str) -> datetime | None:
 
 
 def checked_start_time(at: datetime) -> datetime:
-    """A time to start a read at, in UTC; `InvalidInput` if it has no zone, or lies in the future."""
+    """Return a start time in UTC. Raises `InvalidInput` if it has no zone, or lies in the future."""
     if at.tzinfo is None:
         raise InvalidInput(f"the time {at.isoformat()} has no zone", hint="Add Z for UTC, or one such as +01:00")
     if at > datetime.now(UTC) + timedelta(seconds=AHEAD_S_MAX):
@@ -76,18 +75,18 @@ def checked_start_time(at: datetime) -> datetime:
 
 
 class Snapshots(StrEnum):
-    """When a change is handed out."""
+    """When a change is returned to the caller."""
 
     COMPLETE = "complete"
-    """When all of its snapshot has been received, so that a snapshot that breaks off is never seen. One that is much
-    larger than `batch_bytes` comes in several batches, with nothing in between; offsets show whether they are at its
-    end."""
+    """When its whole snapshot has been received, so that the caller never sees an interrupted snapshot. A snapshot
+    that is much larger than `batch_bytes` is returned in several consecutive batches; the offsets show whether they
+    are at its end."""
     AS_THEY_COME = "as-they-come"
-    """At once. A snapshot that is cut off may leave some keys newer than others until the read goes on."""
+    """Immediately. An interrupted snapshot may leave some keys newer than others until the read continues."""
 
 
 class Priority(StrEnum):
-    """How a server ranks the connections of a read among others. The values are those of the control `set_priority`."""
+    """The priority of a read's connections at the server. The values are those of the control `set_priority`."""
 
     LOW = "low"
     MEDIUM = "medium"
@@ -95,7 +94,7 @@ class Priority(StrEnum):
 
 
 class ReadKeywords(TypedDict, total=False):
-    """What `changes` and `batches` take: strings for choices, any iterable for sets. `ReadOptions` describes them."""
+    """The keywords of `changes` and `batches`: strings for choices, any iterable for sets. See `ReadOptions`."""
 
     start: Start | Offsets | datetime | str
     end: End | Mapping[VBucketId, Seqno] | Mapping[int, int] | Literal["now"] | None
@@ -313,7 +312,7 @@ class ReadOptions:
 
     @classmethod
     def make(cls, function: str = "ReadOptions.make", /, **options: Unpack[ReadKeywords]) -> ReadOptions:
-        """From the keywords of a function. An unknown one raises `TypeError`, a wrong value `InvalidInput`."""
+        """Make options from keywords. An unknown one raises `TypeError`, a wrong value `InvalidInput`."""
         check_keywords(function, options, ReadKeywords.__annotations__, beside=("checkpoint", "group"))
         read: dict[str, Any] = {
             name: _READ_AS[name](value) if name in _READ_AS else value for name, value in options.items()

@@ -1,16 +1,16 @@
-"""The reader, sans-IO: follows the vbuckets of a bucket over all its nodes, through everything that may happen.
+"""The reader, sans-IO: follows the vbuckets of a bucket over all its nodes, through failures, moves and rollbacks.
 
-The edge (`asyncio_edge`) connects sockets where `commands` says so, passes in what it receives and the time, and sends
-what the links have to send. The caller takes pieces. Everything that is decided is decided here, so the same reader
-runs under asyncio and in a simulation; it never reads a clock, a socket or a random number by itself.
+The edge (`asyncio_edge`) opens sockets as `commands` requests, passes in received bytes and the time, and sends what
+the links have to send. The caller takes pieces. All decisions are made here, so the same reader runs under asyncio and
+in a simulation; it never reads a clock, a socket or a random number by itself.
 
-A vbucket either has a stream on a link, or waits for one, or is closed. It waits because a connection or stream was
-dropped, because it has moved, or because the server has asked for patience; each wait has its time, and a vbucket that
-waits for longer than `give_up_after_s` fails the read with the last error that stood in its way.
+A vbucket has a stream on a link, waits for one, or is closed. It waits because a connection or stream was lost,
+because it has moved, or because the server asked to retry later. Each wait has its start; if a vbucket waits for
+longer than `give_up_after_s`, the read fails with the last error that prevented the stream.
 
-Before a stream that has an end is asked for, the server is asked for its high seqnos: after a failover the new history
-may be shorter than the end that was wanted, and the stream would wait for ever. For the same reason the ends of open
-streams are looked at with each poll.
+Before the reader requests a stream that has an end, it requests the server's high seqnos: after a failover the new
+history may be shorter than the requested end, and the stream would wait forever. For the same reason each poll checks
+the ends of open streams.
 """
 
 from __future__ import annotations
@@ -46,32 +46,32 @@ from headwater.protocol.status import Status
 from headwater.protocol.stream_requests import StreamRequestValue
 
 REFUSALS_MAX = 3
-"""How often in a row a node may refuse a connection before the read fails."""
+"""How many times in a row a node may refuse a connection before the read fails."""
 
 
 class GivingUp:
-    """When a read fails: at once for what can't get better by waiting, and for the rest after a while."""
+    """Decides when a read fails: immediately for errors that waiting can't fix, otherwise after a while."""
 
     def __init__(
         self, after_s: float | None, *, pool: links.LinkPool, streams: Mapping[VBucketId, VBucketStream]
     ) -> None:
-        """With None the read waits for ever."""
+        """With `after_s` None, the read waits forever."""
         self._after_s = after_s
         self._pool = pool
         self._streams = streams
         self._tolerance = Tolerance(within_s=after_s)
 
     def is_hopeless(self, slot: links.PooledLink, error: HeadwaterError, cluster_map: ClusterMap, now_s: float) -> bool:
-        """A link was lost: whether it makes no sense to try again."""
+        """A link was lost. Returns whether retrying is pointless."""
         if slot.is_ready:
             breaks_protocol = isinstance(error, RemoteProtocolError)
             return is_final(error) or (breaks_protocol and self._tolerance.ends_with(slot.address, now_s))
-        # A node that has just left the cluster may refuse us, and the others know better: their map comes soon.
+        # A node that has just left the cluster may refuse us; the other nodes soon send a map without it.
         is_insisting = self._pool.failures(slot.address).count >= REFUSALS_MAX
         return is_final(error) and is_insisting and slot.address in cluster_map.nodes
 
     def overdue(self, cluster_map: ClusterMap, gate: PersistenceGate | None, now_s: float) -> HeadwaterError | None:
-        """What the read fails with, where something has been waited for too long."""
+        """Return the error with which the read fails if something has waited for too long."""
         if self._after_s is None:
             return None
         if gate is not None and (stalled := gate.stalled(now_s, after_s=self._after_s)) is not None:
@@ -86,7 +86,7 @@ class GivingUp:
             return None
         vbucket, last = overdue[0], overdue[1].last
         address = links.active_address(cluster_map, vbucket)
-        # A node that can't be connected to is the newest of what stands in the way: a connection ends its failures.
+        # If the node can't be reached, that is the newest error: a successful connection resets its failures.
         last = (None if address is None else self._pool.failures(address).last) or last
         silence = "no node has it" if address is None else f"{address} has not answered"
         why = silence if last is None else last.reason
@@ -94,7 +94,7 @@ class GivingUp:
             f"vbucket {vbucket} has been unreachable for {self._after_s:g} seconds: {why}",
             hint="Check that its node is up, or raise give_up_after_s",
         )
-        # The kind of what stands in the way, and what to do about that, are worth more than ours.
+        # The class and hint of the cause help more than our own.
         return plain if last is None else last.reworded(plain.reason)
 
 
@@ -103,7 +103,7 @@ DecodeMap = Callable[[bytes, Address], ClusterMap]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderEnvironment:
-    """What a reader takes from the machine and from its client."""
+    """What a reader gets from the machine and from its client."""
 
     new_link: links.NewLink
     decode_map: DecodeMap
@@ -112,7 +112,7 @@ class ReaderEnvironment:
 
 
 class Reader:
-    """All vbuckets of one read."""
+    """The state of one read: all its vbuckets."""
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class Reader:
         environment: ReaderEnvironment,
         now_s: float,
     ) -> None:
-        """`offsets` names the vbuckets to read; with `from_now` their values don't matter. `stream_value` is what each
-        stream is asked for with; None on servers without collections."""
+        """`offsets` has the vbuckets to read; with `from_now` their offsets are ignored. `stream_value` is the value
+        of each stream request; None on servers without collections."""
         self.failure: HeadwaterError | None = None
         self.metrics = ReaderMetrics(options.name, cluster_map.bucket)
         self._map = links.MapWatch(cluster_map, seeds=seeds, now_s=now_s)
@@ -159,7 +159,7 @@ class Reader:
     # --- which vbuckets -------------------------------------------------------------------------------------------
 
     def follow(self, offsets: Mapping[VBucketId, StreamOffset], *, from_now: bool = False, now_s: float) -> None:
-        """Read these vbuckets, too."""
+        """Also read these vbuckets."""
         for vbucket, offset in offsets.items():
             boundaries = self._options.boundaries.get(vbucket, ())
             self._streams[vbucket] = VBucketStream(
@@ -169,12 +169,12 @@ class Reader:
                 self._set_offset(vbucket, offset)
 
     def _set_offset(self, vbucket: VBucketId, offset: StreamOffset) -> None:
-        """The caller starts here."""
+        """Record that the caller starts here."""
         self._delivery.offsets[vbucket] = offset
         self.metrics.on_followed(vbucket, offset.seqno)
 
     def close_vbuckets(self, vbuckets: Iterable[VBucketId], *, keep_offsets: bool = False) -> None:
-        """Stop reading these, and deliver nothing more of them. With `keep_offsets`, `offsets` still has them."""
+        """Stop reading these and deliver nothing more of them. With `keep_offsets`, `offsets` keeps their entries."""
         for vbucket in vbuckets:
             if vbucket in self._streams:
                 self._close_stream(self._streams[vbucket])
@@ -189,7 +189,7 @@ class Reader:
 
     @property
     def cluster_map(self) -> ClusterMap:
-        """The newest that is known."""
+        """The newest known map."""
         return self._map.map
 
     @property
@@ -197,7 +197,7 @@ class Reader:
         return not self._delivery.is_empty
 
     def end_seqno(self, vbucket: VBucketId) -> Seqno | None:
-        """Up to where a vbucket is read, as far as that is known; None where its read has come to an end."""
+        """The seqno up to which a vbucket is read, as far as known; None if its read has ended."""
         stream = self._streams.get(vbucket)
         return None if stream is None else stream.end_seqno
 
@@ -207,12 +207,12 @@ class Reader:
 
     @property
     def has_offsets(self) -> bool:
-        """Whether `offsets` has every vbucket, and a server has accepted those that start at "now"."""
+        """Whether `offsets` has every vbucket: a server has accepted those that start at "now"."""
         return all(stream.now_seqno is None for stream in self._streams.values())
 
     @property
     def offsets(self) -> dict[VBucketId, StreamOffset]:
-        """Behind the last piece that the caller has taken, in every vbucket."""
+        """The offset of each vbucket after the last piece that the caller has taken."""
         return dict(self._delivery.offsets)
 
     def take(self) -> list[Piece]:
@@ -224,7 +224,7 @@ class Reader:
         return taken.pieces
 
     def close(self) -> None:
-        """The read is over, whether it has come to its end or not."""
+        """Release resources. The read is over, complete or not."""
         self._delivery.close()
 
     # --- the edge's side ------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class Reader:
             slot.link.counters = self.metrics
 
     def receive_buffer(self, link: int) -> memoryview | None:
-        """Where the next bytes of a link go; None for a link that is closed."""
+        """Return the buffer for the next bytes of a link; None if the link is closed."""
         slot = self._pool.slots.get(link)
         return None if slot is None or slot.link is None else slot.link.receive_buffer()
 
@@ -264,7 +264,7 @@ class Reader:
         self._release_held()
 
     def on_lost(self, link: int, error: HeadwaterError | None, *, now_s: float) -> None:
-        """The connection could not be made, or broke; with no error the server has closed it."""
+        """The connection failed or broke. Without an error, the server has closed it."""
         slot = self._pool.slots.get(link)
         if slot is None:
             return
@@ -278,7 +278,7 @@ class Reader:
         self._drop_link(slot, error, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Do what is due. Call it a few times a second, and after everything that may have made a vbucket wait."""
+        """Do what is due. Call it several times a second, and after any event that may have made a vbucket wait."""
         for slot in list(self._pool.slots.values()):
             if slot.link is not None:
                 try:
@@ -312,7 +312,7 @@ class Reader:
                 self._map.want()
 
     def _streams_on(self, slot: links.PooledLink) -> list[VBucketStream]:
-        """Everything that is lost with this connection."""
+        """Return the streams that are lost with this connection."""
         return [stream for stream in self._streams.values() if stream.slot is slot]
 
     def _on_high_seqnos(self, slot: links.PooledLink, request: Request, answer: Response, now_s: float) -> None:
@@ -334,10 +334,10 @@ class Reader:
             self._check_ends(slot, highs)
 
     def _check_ends(self, slot: links.PooledLink, highs: dict[VBucketId, Seqno]) -> None:
-        """A failover may have left open streams with an end that their new history does not have."""
+        """End open streams whose end lies beyond the new history after a failover."""
         for stream in self._streams_on(slot):
             high = highs.get(stream.vbucket)
-            # One that is being asked for may have to roll back first, and the caller has to get that rollback.
+            # A stream that is not accepted yet may have to roll back first, and the caller must get that.
             if high is not None and stream.is_accepted:
                 stream.end_seqno = min(stream.end_seqno, high)
                 if stream.has_reached_end:
@@ -376,7 +376,7 @@ class Reader:
     def _on_run(self, slot: links.PooledLink, run: StreamRun[VBucketStream]) -> None:
         stream = run.stream
         if stream is None:
-            self._release(slot.id, run.window_bytes)  # of a stream that was closed
+            self._release(slot.id, run.window_bytes)  # data of a closed stream
             return
         self.metrics.on_run(stream.vbucket, run.rows, run.window_bytes, run.last_seqno)
         self._deliver(stream, stream.on_run(run, slot.id))
@@ -421,8 +421,8 @@ class Reader:
         request, answer = event.request, event.answer
         match request:
             case dcp_streams.StreamRequest() | dcp_streams.GetFailoverLog():
-                # Without a stream it was closed while it was being asked for. It is closed: the server takes requests
-                # in order.
+                # Without a stream, the vbucket was closed during its request. The server has closed the stream, too,
+                # because it processes requests in order.
                 if event.stream is not None:
                     self._on_opening_answer(event.stream, request, answer, now_s)
             case GetAllVbSeqnos():
@@ -437,7 +437,7 @@ class Reader:
                 if isinstance(answer, PlainResponse) and answer.value:
                     self._on_map(self._environment.decode_map(answer.value, slot.address), now_s)
             case dcp_streams.CloseStream():
-                pass  # A stream that had ended by itself can't be closed any more: that is fine, too.
+                pass  # A refusal is fine, too: the stream had already ended by itself.
 
     def _on_opening_answer(self, stream: VBucketStream, request: Request, answer: Response, now_s: float) -> None:
         try:
@@ -452,7 +452,7 @@ class Reader:
     # --- rollback mitigation --------------------------------------------------------------------------------------
 
     def _ask_copies(self, gate: PersistenceGate, now_s: float) -> None:
-        """Ask the copies of vbuckets how far they have persisted, over the first lane of each node."""
+        """Ask the copies how far they have persisted their vbuckets, over the first lane of each node."""
         slots = {address: self._pool.get(address, 0, now_s=now_s) for address in gate.nodes_waited_for}
         ready = {address: slot for address, slot in slots.items() if slot is not None}
         for address, request in gate.requests_due(now_s, ready):
@@ -493,7 +493,7 @@ class Reader:
     # --- closing, dropping and retrying ---------------------------------------------------------------------------
 
     def _drop_link(self, slot: links.PooledLink, error: HeadwaterError, now_s: float) -> None:
-        """A link is lost. Its streams wait for another one; what can't get better by waiting fails the read."""
+        """A link is lost. Its streams wait for another one; if the error is permanent, the read fails."""
         self._pool.drop(slot, error, now_s=now_s)
         if self._hold is not None and slot.lane == 0:
             self._hold.gate.on_disconnected(slot.address)
@@ -510,17 +510,17 @@ class Reader:
         self._delivery.note_held(stream)
 
     def _drop_stream(self, stream: VBucketStream) -> None:
-        """What the stream holds will be asked for again."""
+        """Drop a stream. What it holds will be requested again."""
         self._delivery.drop(stream.drop())
         self._delivery.note_held(stream)
 
     def _finish(self, vbucket: VBucketId) -> None:
-        """Nothing more is read of this vbucket."""
+        """Stop following a vbucket."""
         del self._streams[vbucket]
         self.metrics.on_closed(vbucket)
 
     def _on_refused(self, stream: VBucketStream, error: StatusError, now_s: float) -> None:
-        """A request for this vbucket was refused: retry where that may help."""
+        """A request for this vbucket was refused. Retry if that may help; otherwise the read fails."""
         self._drop_stream(stream)
         if not error.retriable:
             self.failure = error
@@ -537,7 +537,7 @@ class Reader:
             slot.link.release(window_bytes)
 
     def _release_held(self) -> None:
-        """Where the caller has nothing to take, let servers send that wait for room: see `delivery`."""
+        """If the caller has nothing to take, give room to servers that wait for it: see `delivery`."""
         if self._delivery.is_empty:
             for slot in self._pool.ready:
                 if slot.link is not None and slot.link.is_pressed:

@@ -1,9 +1,9 @@
 """A read as the caller sees it, under asyncio: batches or typed changes, their offsets, and checkpoints.
 
-The client makes one for every `batches()` and `changes()`; the blocking client runs it in a thread. What is saved is
-what the caller has finished with. A batch is finished when the next one is asked for, so a program that dies or stops
-in the middle of one gets it again: at least once. A program that needs exactly once keeps `offsets` together with the
-data, in one transaction, and starts from them.
+The client makes one for each call of `batches()` and `changes()`; the blocking client runs it in a thread. A
+checkpoint contains what the caller has finished with. A batch is finished when the caller requests the next one, so a
+program that dies or stops in the middle of a batch gets it again: at least once. A program that needs exactly once
+keeps `offsets` together with the data, in one transaction, and starts from them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
 CHECKPOINT_INTERVAL_S = 5.0
-"""How often what is finished is saved, at most."""
+"""The shortest interval between automatic saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadStart:
-    """What a read is made of, once the bucket is known."""
+    """The parts of a read, once the bucket is known."""
 
     edge: AsyncioEdge
     names: CollectionNames
@@ -51,12 +51,12 @@ class ReadStart:
     """Whether the server has collections."""
     xattrs: bool
     only: CollectionFilter | None
-    """What is left to be filtered here."""
+    """The filter to apply here; None if the server filters."""
     bucket_uuid: str
     others: Mapping[VBucketId, StreamOffset]
-    """The offsets of vbuckets that are not read, if they were given: they are kept with those that are."""
+    """The given offsets of vbuckets that are not read: they are saved together with the others."""
     is_start_found: bool
-    """Whether it starts at "now" or at a time. Then the servers say where that is."""
+    """Whether the read starts at "now" or at a time, so that servers determine the offsets."""
 
     def all_offsets(self, offsets: Mapping[VBucketId, StreamOffset]) -> Offsets:
         return Offsets(self.bucket_uuid, {**self.others, **offsets})
@@ -78,27 +78,27 @@ class Batches:
         self._options = options
         self._checkpoint = checkpoint
         self._text_keys = text_keys
-        """Whether keys are text, as users get them. Our own callers compare keys, and take their bytes."""
+        """Whether keys are text, as users get them. Internal callers compare keys as bytes."""
         self._started: ReadStart | None = None
         self._starting: asyncio.Task[None] | None = None
         self._is_closed = False
         self._taken: list[Piece] | None = None
-        """Pieces that were taken and not built: a caller that was interrupted in between gets them again."""
+        """Pieces that were taken and not built: a caller that is interrupted in between gets them again."""
         self._finished: dict[VBucketId, StreamOffset] = {}
         self._saved: dict[VBucketId, StreamOffset] = {}
         self._saved_s = 0.0
 
-    # --- where it is ----------------------------------------------------------------------------------------------
+    # --- its position ---------------------------------------------------------------------------------------------
 
     @property
     def offsets(self) -> Offsets:
-        """Behind the last batch that was returned."""
+        """The offsets after the last batch that was returned."""
         is_given = self._taken is None
         return self._running().all_offsets(self._running().edge.reader.offsets if is_given else self._finished)
 
     @property
     def finished(self) -> Offsets:
-        """Before the last batch that was returned: the caller is finished with everything up to here."""
+        """The offsets before the last batch that was returned: the caller has finished with everything up to here."""
         return self._running().all_offsets(self._finished)
 
     @property
@@ -111,14 +111,14 @@ class Batches:
 
     @property
     def schema(self) -> pa.Schema:
-        """That of all batches."""
+        """The schema of all batches."""
         return (change_schema if self._text_keys else raw_schema)(xattrs=self._options.xattrs)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.summary()}>"
 
     def summary(self) -> str:
-        """What is read, and how far it is: `shop.orders, 3 changes read, 0 seqnos behind`."""
+        """What is read, and its progress: `shop.orders, 3 changes read, 0 seqnos behind`."""
         what = ", ".join(map(str, (*self._options.scopes, *self._options.collections))) or "all collections"
         if self._started is None:
             return f"{what}, {'closed' if self._is_closed else 'not started'}"
@@ -128,9 +128,9 @@ class Batches:
         return f"{what}, {describe_ops(metrics.changes)} read, {state}"
 
     def end_now(self) -> None:
-        """Give a read without an end one: what a library reads into a table has to come to an end.
+        """End a read without an end at "now": a library that reads it into a table needs an end.
 
-        One that has started without an end never ends, and is refused.
+        Raises `LocalProtocolError` if the read has already started without an end.
         """
         if self._options.end is None and self._started is not None:
             raise LocalProtocolError(
@@ -149,9 +149,9 @@ class Batches:
     # --- reading --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Return when every vbucket has its offset, which a read otherwise finds with its first batch.
+        """Wait until every vbucket has its offset. Without this call, the first batch does that.
 
-        With `start="now"` these offsets are "now": all that is written after this has returned is read.
+        With `start="now"`, these offsets define "now": everything written after this returns is read.
         """
         started = await self._start_once()
         if started is None:
@@ -172,7 +172,7 @@ class Batches:
 
     @contextmanager
     def recorded(self) -> Iterator[Callable[[pa.RecordBatch], None]]:
-        """Record a wait for a batch as a span, once there is the batch or an error: the wait itself may be given up."""
+        """Record a wait for a batch as a span, once it has a batch or an error. A cancelled wait leaves no span."""
         began_ns = time.time_ns()
 
         def record(batch: pa.RecordBatch | None, failure: HeadwaterError | None = None) -> None:
@@ -190,7 +190,7 @@ class Batches:
             raise
 
     async def take(self) -> list[Piece] | None:
-        """The next pieces as they were received; None at the end. What was built before counts as finished."""
+        """Return the next pieces as received; None at the end. Batches that were built before count as finished."""
         if self._is_closed:
             return None
         if self._taken is None:
@@ -209,7 +209,7 @@ class Batches:
             await self.aclose()
 
     def build(self, pieces: list[Piece]) -> pa.RecordBatch:
-        """The rows of pieces that were taken. May be called in any thread, one call after the other."""
+        """Build the rows of taken pieces. May be called in any thread, one call after the other."""
         started = self._running()
         batch = started.build(pieces)
         started.edge.reader.metrics.on_batch(batch)
@@ -217,14 +217,14 @@ class Batches:
         return with_text_keys(batch) if self._text_keys else batch
 
     async def _start_once(self) -> ReadStart | None:
-        """Begin to read, once. None if the read was closed meanwhile.
+        """Begin to read, once. Returns None if the read was closed meanwhile.
 
-        A caller that stops waiting for it may call again: the start continues, however short the waits are.
+        A caller that is cancelled may call again: the start continues in the background, however short the waits are.
         """
         if self._started is None and not self._is_closed:
             if self._starting is None or self._starting.done():
                 self._starting = asyncio.create_task(self._start())
-            # Unlike with `await`, a caller that is cancelled here leaves it running.
+            # Unlike awaiting the task itself, cancelling this wait leaves the task running.
             await asyncio.wait([self._starting])
             if not self._starting.cancelled():
                 self._starting.result()
@@ -234,7 +234,7 @@ class Batches:
         try:
             await self._enter(await self._begin(self._options))
         except BaseException:
-            # Another reader may have better luck, and must not find the checkpoint locked.
+            # Another reader may succeed, and must not find the checkpoint locked.
             await self._close_checkpoint()
             raise
 
@@ -242,7 +242,7 @@ class Batches:
         try:
             await started.edge.wait_for_offsets()
             if started.is_start_found and started.edge.reader.has_offsets and self._checkpoint is not None:
-                # Or else a program that dies before its first change would start elsewhere.
+                # Otherwise a program that dies before its first change would start elsewhere the next time.
                 await self._checkpoint.save(started.all_offsets(started.edge.reader.offsets))
         except BaseException:
             await started.edge.close()
@@ -261,14 +261,14 @@ class Batches:
             await self.save()
 
     async def save(self) -> None:
-        """Save now what is finished."""
+        """Save the finished offsets now."""
         if self._checkpoint is not None and self._finished and self._finished != self._saved:
             await self._checkpoint.save(self.finished)
             self._saved = self._finished
         self._saved_s = asyncio.get_running_loop().time()
 
     async def aclose(self) -> None:
-        """Save what is finished, and close everything."""
+        """Save the finished offsets, and close everything."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -290,7 +290,7 @@ class Batches:
 
 
 class HasOffsets(Protocol):
-    """The batches that changes are taken from, with asyncio or without."""
+    """The batches from which changes are taken, with asyncio or without."""
 
     @property
     def offsets(self) -> Offsets: ...
@@ -308,36 +308,36 @@ B = TypeVar("B", bound=HasOffsets)
 
 
 class ChangeWalk(Generic[B]):
-    """Goes through batches change by change, and knows the offsets at each step."""
+    """Iterates over batches change by change, and knows the offsets at each step."""
 
     def __init__(self, batches: B) -> None:
         self._batches = batches
         self._chunks: Iterator[Sequence[Change]] = iter(())
-        """What is left of the batch."""
+        """The remaining chunks of the batch."""
         self._left: Iterator[Change] = iter(())
-        """What is left of the chunk."""
+        """The remaining changes of the chunk."""
         self._begun_rows = 0
-        """Of the batch, up to the end of the chunk."""
+        """The rows of the batch up to the end of the current chunk."""
         self._inside: _BatchOffsets | None = None
         """None between batches."""
 
     @property
     def offsets(self) -> Offsets:
-        """Behind the last change that was returned."""
+        """The offsets after the last change that was returned."""
         if self._inside is None:
             return self._batches.offsets
         return self._inside.behind(self._begun_rows - length_hint(self._left))
 
     @property
     def metrics(self) -> ReaderMetrics:
-        """What the read has counted so far."""
+        """The counters of the read."""
         return self._batches.metrics
 
     def __repr__(self) -> str:
         return f"<Changes of {self._batches.summary()}>"
 
     def _has_next_chunk(self) -> bool:
-        """Whether the batch goes on."""
+        """Move to the next chunk of the batch, and return whether there is one."""
         chunk = next(self._chunks, None)
         if chunk is None:
             self._inside = None
@@ -353,7 +353,7 @@ class ChangeWalk(Generic[B]):
 
 
 class _BatchOffsets:
-    """The offsets inside of a batch, from the last row of each vbucket that was gone past."""
+    """The offsets inside a batch, from the last row of each vbucket up to a position."""
 
     def __init__(self, before: Offsets, batch: pa.RecordBatch) -> None:
         names = ("vbucket", "vbuuid", "seqno", "snapshot_start", "snapshot_end")
@@ -363,7 +363,7 @@ class _BatchOffsets:
         self._last: dict[int, int] = {}
 
     def behind(self, rows: int) -> Offsets:
-        """Behind so many rows, which are never fewer than before."""
+        """Return the offsets after this many rows, which never decrease between calls."""
         self._last.update(zip(self._vbuckets[self._rows : rows].tolist(), range(self._rows, rows), strict=True))
         self._rows = rows
         return self._before.updated({VBucketId(vbucket): self._behind_row(row) for vbucket, row in self._last.items()})
@@ -379,7 +379,7 @@ class Changes(ChangeWalk[Batches]):
     """Typed changes, one after the other."""
 
     async def start(self) -> None:
-        """Return when every vbucket has its offset. See `Batches.start`."""
+        """Wait until every vbucket has its offset. See `Batches.start`."""
         await self._batches.start()
 
     def __aiter__(self) -> Self:
@@ -392,14 +392,14 @@ class Changes(ChangeWalk[Batches]):
         return change
 
     async def aclose(self) -> None:
-        """Save what is finished, and close everything."""
+        """Save the finished offsets, and close everything."""
         await self._batches.aclose()
 
 
 # --- at a prompt and in a notebook ------------------------------------------------------------------------------------
 #
-# A representation says what is known and asks no server. All that comes from a server or a user is escaped before it
-# becomes HTML, and a password is never part of it.
+# A representation shows what is known and contacts no server. Text from servers and users is escaped before it becomes
+# HTML, and a password is never part of it.
 
 COLLECTIONS_SHOWN_MAX = 20
 ROWS_SHOWN_MAX = 10
@@ -408,14 +408,14 @@ VALUE_BYTES_SHOWN_MAX = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientView:
-    """What is shown of a client."""
+    """The parts of a client's representation."""
 
     settings: ClientSettings
     bucket: BucketView | None
     """None before the client has connected."""
     is_closed: bool
     reads: tuple[str, ...]
-    """What is read, and how far each read is."""
+    """What each read reads, and its progress."""
 
     def text(self) -> str:
         reads = "".join(f"; reads {read}" for read in self.reads)
@@ -459,9 +459,9 @@ _SHOWN = ("changed_at", "op", "scope", "collection", "key", "value", "vbucket", 
 
 
 def show_batches_in_notebooks() -> None:
-    """Let a notebook show batches of changes as tables. Where there is none, or it has its own way, nothing is done.
+    """Make a notebook show batches of changes as tables. Does nothing outside of notebooks, or if a formatter is set.
 
-    Batches are of Arrow's own class, which can't be given a `_repr_html_`.
+    Batches are of Arrow's own class, to which `_repr_html_` can't be added.
     """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
@@ -471,13 +471,13 @@ def show_batches_in_notebooks() -> None:
 
 
 def batch_html(batch: pa.RecordBatch) -> str | None:
-    """The first rows of a batch; None for a batch of something else than changes, which is shown as text.
+    """Format the first rows of a batch. Returns None for a batch without changes' columns, which is shown as text.
 
-    Every vbucket sends the events of collections and scopes, a thousand times the same: they are counted.
+    Every vbucket sends the same events of collections and scopes, so these are only counted.
     """
     if not {*_SHOWN} <= {*batch.schema.names}:
         return None
-    # It takes long to import, and most programs show no batch.
+    # The import takes long, and most programs show no batch.
     import pyarrow.compute as pc
 
     is_event = pc.match_substring_regex(batch.column("op").cast(pa.string()), "^(collection|scope)_")
@@ -500,7 +500,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Without a head, the first cell of each row is its name."""
+    """Make a table. Without a head, the first cell of each row is its name."""
     first = "td" if head else "th"
     body = "".join(f"<tr>{_tag(first, row[0])}{''.join(_tag('td', cell) for cell in row[1:])}</tr>" for row in rows)
     names = f"<thead><tr>{''.join(_tag('th', name) for name in head)}</tr></thead>" if head else ""

@@ -1,7 +1,7 @@
-"""All that is needed to connect to a bucket, checked once: where it is, who logs in, whom to trust.
+"""The checked settings to connect to a bucket: where it is, who logs in, which certificates to trust.
 
-Settings can be sent to other processes, as Spark does, with the password in them. So they hold no context of TLS: each
-process makes its own when it first needs one, from the files that the settings name.
+Settings, including the password, can be pickled and sent to other processes, as Spark does. So they contain no TLS
+context: each process creates its own when it first needs one, from the files that the settings name.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from headwater.protocol.status import Status
 @suggest_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
-    """Whom to trust, and who we are."""
+    """Which certificates to trust, and which to present."""
 
     ca_file: Path | str | None = None
     """Certificates to trust instead of the system's."""
     skip_verify: bool = False
-    """Accept any certificate: the bytes are encrypted, but which server gets them is unknown."""
+    """Accept any certificate: the connection is encrypted, but the identity of the server is not verified."""
     certificate_file: Path | str | None = None
-    """A client certificate, in PEM, and those that vouch for it. The server takes the user from it: see `handshake`."""
+    """A client certificate with its chain, in PEM. The server takes the user from it: see `handshake`."""
     key_file: Path | str | None = None
-    """The key of the client certificate, where it is not in the same file."""
+    """The key of the client certificate, if it is not in the same file."""
     key_password: str | None = field(default=None, repr=False)
-    """What the key is encrypted with."""
+    """The password of the key, if it is encrypted."""
 
     def __post_init__(self) -> None:
         if self.certificate_file is None and (self.key_file is not None or self.key_password is not None):
@@ -47,7 +47,7 @@ class TlsSettings:
             )
 
     def context(self) -> ssl.SSLContext:
-        """A context for connections by these settings, or `InvalidInput` where their files can't be used."""
+        """Create a TLS context. Raises `InvalidInput` if a file can't be used."""
         try:
             context = ssl.create_default_context(cafile=None if self.ca_file is None else str(self.ca_file))
         except (OSError, ssl.SSLError) as error:
@@ -64,7 +64,7 @@ class TlsSettings:
     def _load_certificate(self, context: ssl.SSLContext, certificate_file: str) -> None:
         key_file = None if self.key_file is None else str(self.key_file)
         try:
-            # Without a password OpenSSL would ask for one on the terminal, and wait.
+            # With no password, OpenSSL would prompt for one on the terminal, and block.
             context.load_cert_chain(certificate_file, key_file, self.key_password or "")
         except (OSError, ssl.SSLError) as error:
             raise InvalidInput(
@@ -79,11 +79,11 @@ KEY_PASSWORD_VARIABLE = "HEADWATER_TLS_KEY_PASSWORD"
 
 AGENT = f"headwater/{__version__}"
 AGENT_CHARS_MAX = 200
-"""What a server keeps of it is less."""
+"""Servers keep fewer characters of it."""
 
 
 class ConnectKeywords(TypedDict, total=False):
-    """What `connect` takes beside the URL. `ConnectOptions` describes them."""
+    """The keywords of `connect` besides the URL. `ConnectOptions` describes them."""
 
     user: str | None
     password: str | None
@@ -97,7 +97,7 @@ class ConnectKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectOptions:
-    """The options to connect. Python has TLS as one object, Spark and the command line have an option for each part."""
+    """The options to connect. In Python, TLS is one object; Spark and the command line have an option per part."""
 
     user: str | None = option(
         "The user to log in as.",
@@ -185,13 +185,13 @@ class ConnectOptions:
 
     @property
     def tls_settings(self) -> TlsSettings | None:
-        """What the options say about TLS, or None if they say nothing."""
+        """The TLS settings of these options, or None if they set none."""
         settings = TlsSettings(
             ca_file=self.tls_ca,
             skip_verify=self.tls_skip_verify,
             certificate_file=self.tls_cert,
             key_file=self.tls_key,
-            # The variable of the environment may be set for other commands.
+            # The environment variable may be meant for other commands.
             key_password=None if self.tls_cert is None else self.tls_key_password,
         )
         return None if settings == TlsSettings() else settings
@@ -203,14 +203,14 @@ CONNECT_KEYWORDS = tuple(one for one in CONNECT_OPTIONS.values() if one.python)
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """Where a bucket is and how to get in. Made by `make`, or by `of` where the parts are there already."""
+    """Where a bucket is and how to log in. Made by `make`, or by `of` from parts that are already parsed."""
 
     where: ConnectionString
     """The hosts, from the connection string."""
     bucket: str
     """From the connection string."""
     credentials: Credentials | None = field(default=None, repr=False)
-    """None where a client certificate is the log-in, or where there is none."""
+    """None if a client certificate is the log-in, or if there is no log-in."""
     tls: TlsSettings | None = None
     """None for a connection without TLS."""
     mechanism: Mechanism | None = None
@@ -219,15 +219,15 @@ class ClientSettings:
     agent: str = AGENT
     timeouts: Timeouts = Timeouts()
     bucket_was_seen: bool = False
-    """The bucket was there before: a server without it has just started, and is asked again (`BucketNotReady`)."""
+    """The bucket existed before: a server without it has just started, and is retried (`BucketNotReady`)."""
 
     @classmethod
     def make(cls, url: str, **given: Unpack[ConnectKeywords]) -> Self:
-        """Settings from what a user gives; `InvalidInput` where that does not fit together.
+        """Make settings from a user's arguments. Raises `InvalidInput` if they are invalid or contradict each other.
 
-        `user` counts more than a user in the URL, and `network` more than the option of that name in it. `mechanism`
-        is one of SCRAM-SHA512, SCRAM-SHA256, SCRAM-SHA1 and PLAIN. To name PLAIN is to allow that the password is sent
-        in clear, also where there is no TLS and others can listen: over the key-value protocol and over HTTP.
+        `user` overrides the user in the URL, and `network` the option of that name in it. `mechanism` is one of
+        SCRAM-SHA512, SCRAM-SHA256, SCRAM-SHA1 and PLAIN. PLAIN allows the client to send the password in clear text,
+        even without TLS: over the key-value protocol and over HTTP.
         """
         check_keywords("connect", given, ConnectKeywords.__annotations__)
         where = ConnectionString.parse(url)
@@ -256,7 +256,7 @@ class ClientSettings:
         features: tuple[Feature, ...] = FEATURES,
         timeouts: Timeouts | None = None,
     ) -> Self:
-        """As `make`, from a connection string that has been read."""
+        """As `make`, from a parsed connection string."""
         if where.bucket is None:
             raise InvalidConnectionString("the connection string names no bucket", hint="Write couchbase://host/bucket")
         if tls is not None and not where.tls:
@@ -285,20 +285,20 @@ class ClientSettings:
 
     @property
     def bucket_label(self) -> str:
-        """The bucket and the first host that was named, for messages."""
+        """The bucket and the first host, for messages."""
         return f"{self.bucket} at {self.addresses[0]}"
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The hosts of the connection string, in its order. `where.bootstrap_by` says how each is asked.
+        """The hosts of the connection string, in order. `where.bootstrap_by` says how to request the map from each.
 
-        DNS may list others in place of a single name: see `connection_string.find_hosts`.
+        DNS may list other hosts in place of a single name: see `connection_string.find_hosts`.
         """
         return self.where.addresses
 
     @property
     def kv_addresses(self) -> tuple[Address, ...]:
-        """Those of them that speak the key-value protocol. There may be none."""
+        """Those of the `addresses` that speak the key-value protocol, possibly none."""
         return tuple(address for address in self.addresses if self.where.bootstrap_by(address) is BootstrapBy.KV)
 
     @property
@@ -306,7 +306,7 @@ class ClientSettings:
         return self.where.tls
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Made at the first call, which reads the files; `InvalidInput` where they can't be used."""
+        """Return the TLS context, if any. The first call reads the files; raises `InvalidInput` if it can't."""
         return self._tls_context
 
     @cached_property
@@ -314,7 +314,7 @@ class ClientSettings:
         return None if self.tls is None else self.tls.context()
 
     def login(self) -> Login:
-        """What every connection to a node is made with."""
+        """Return the settings that every connection to a node shares."""
         return Login(
             credentials=self.credentials,
             bucket=self.bucket,
@@ -327,9 +327,9 @@ class ClientSettings:
         )
 
     def decode_map(self, config: bytes | None, *, asked: Address, network: Network | None = None) -> ClusterMap:
-        """The cluster map in the config that was given at `asked`.
+        """Decode the cluster map in the config that `asked` returned.
 
-        `network` is that of an earlier map, so that all of them are of one network.
+        `network` is that of an earlier map, so that all maps use the same one.
         """
         if config is None:
             raise NotSupported(
@@ -356,7 +356,7 @@ def _credentials(user: str | None, password: str | None) -> Credentials | None:
             hint="Give both, or neither if a client certificate is the log-in",
         )
     if len(user) > USER_CHARS_MAX or "\0" in user + password or not _is_utf8(user + password):
-        # Neither is repeated: the fault may be that the two were mixed up.
+        # Show neither in the error: they may have been swapped.
         raise InvalidInput(
             "the user or the password is invalid",
             hint=f"A user has up to {USER_CHARS_MAX} characters, and both are valid UTF-8 without NUL",

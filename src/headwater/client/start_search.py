@@ -1,26 +1,25 @@
-"""Where a read starts that is to start at a time: in each vbucket, before its first change at or after that time.
+"""Finds where to start a read at a time: in each vbucket, just before its first change at or after that time.
 
-DCP can't seek by time, only by seqno. But every change has a CAS, and the CAS is a hybrid logical clock: a node gives a
-new version a CAS above all that the vbucket had before, a failover takes that clock along, and its upper bits are the
+DCP can't seek by time, only by seqno. But every change has a CAS, and the CAS is a hybrid logical clock: a node gives
+a new version a CAS above all earlier ones of the vbucket, a failover preserves that clock, and its upper bits are the
 time. So within a vbucket times rise with seqnos, with two exceptions:
 
-* A durable write keeps the CAS of its prepare, and has the seqno of its commit. That is seconds, which `MARGIN_S`
-  covers.
-* A version that comes with its metadata (replication between clusters, a restored backup) keeps the CAS it had where it
-  was written. One from the future raises the vbucket's clock. One from the past lies among newer ones.
+* A durable write keeps the CAS of its prepare, and has the seqno of its commit. The difference is seconds, which
+  `MARGIN_S` covers.
+* A version that is written with its metadata (replication between clusters, a restored backup) keeps its original CAS.
+  One from the future raises the vbucket's clock. One from the past lies among newer ones.
 
-The search reads keys and metadata from the beginning of each vbucket. Where more than `SCANNED_SEQNOS_MAX` seqnos are
-left, it asks for a stream from the middle of them instead, looks at what comes first, and goes on in the half that has
-the time: a few short streams for each vbucket, however large it is. The last seqnos are read one after the other. So a
-vbucket of up to that size is searched exactly. In a larger one, versions from elsewhere could mislead the search. Where
-it sees times that are out of order by more than the margin, it does without the middle and reads the vbucket from its
-beginning.
+The search reads keys and metadata from the beginning of each vbucket. While more than `SCANNED_SEQNOS_MAX` seqnos are
+left, it instead requests a stream from their middle, looks at its first changes, and continues in the half that has
+the time: a few short streams per vbucket, however large it is. It reads the last seqnos one after the other. So a
+vbucket of up to that size is searched exactly. In a larger one, versions from elsewhere could mislead the search: if
+it sees times out of order by more than the margin, it stops jumping and reads the vbucket from its beginning.
 
-A consumer that starts in the middle needs nothing that lies before, so the offset is that of a complete snapshot. Where
-deletions were purged behind it, a server accepts that offset only together with its purge seqno, which servers before
-8.0 do not say. So each start is tried out, and a vbucket whose start is refused is read from its beginning.
+A consumer that starts in the middle needs no earlier changes, so the offset is that of a complete snapshot. If
+deletions were purged after it, a server accepts that offset only with its purge seqno, which servers before 8.0 do not
+report. So the search tries each start, and a vbucket whose start is refused is read from its beginning.
 
-This module is sans-IO. The client runs a reader for it, and closes and follows vbuckets as `step` says.
+This module is sans-IO. The client runs a reader for it; `step` tells it which vbuckets to follow from where.
 """
 
 from __future__ import annotations
@@ -40,18 +39,18 @@ from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
 MARGIN_S = 60
-"""Changes may be out of order by so much. A durable write is given up before that."""
+"""Changes may be out of order by this much. A durable write times out earlier."""
 SCANNED_SEQNOS_MAX = 16_384
-"""Reading so many keys is about as much work as asking for one more stream: a millisecond or two."""
+"""Reading this many keys costs about as much as requesting one more stream: a millisecond or two."""
 BUFFER_BYTES = 256 * 1024
-"""What a server may send ahead. Most of what a stream in the middle sends is of no use."""
+"""How much a server may send ahead. Most data of a stream in the middle is not needed."""
 
 _LOGICAL_BITS = np.uint64(0xFFFF)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def search_options(options: ReadOptions) -> ReadOptions:
-    """The options of the search for the start of a read: the same changes, without their values, up to now."""
+    """Return the options to search for the start of a read: the same changes without values, up to now."""
     vbuckets = options.vbuckets
     if isinstance(options.end, Mapping):
         vbuckets = frozenset(options.end) if vbuckets is None else vbuckets & frozenset(options.end)
@@ -73,28 +72,28 @@ def search_options(options: ReadOptions) -> ReadOptions:
 
 @dataclass(slots=True)
 class _VBucketSearch:
-    """What is known of one vbucket."""
+    """The state of the search in one vbucket."""
 
     older: Seqno = Seqno(0)
-    """All changes up to here are older than the time, so a read may start behind it."""
+    """All changes up to this seqno are older than the time, so a read may start after it."""
     newer: Seqno | None = None
-    """A change soon after this is not. None before one was seen."""
+    """A change soon after this seqno is not older. None until one was seen."""
     refused: Seqno = Seqno(0)
-    """The server accepts no start up to here."""
+    """The server accepts no start up to this seqno."""
     asked: Seqno = Seqno(0)
-    """Where the stream began."""
+    """The seqno after which the stream began."""
     jumped_to: Seqno | None = None
-    """The same, if that was a jump and nothing of it has come yet."""
+    """The same, if the stream was a jump and none of its changes has been received yet."""
     is_settled: bool = False
-    """The start is `older`, if the server accepts it."""
+    """The start is `older`, provided that the server accepts it."""
     is_gapless: bool = True
-    """All changes up to `older` were looked at."""
+    """All changes up to `older` were read."""
     is_disordered: bool = False
     """Times that do not rise with the seqnos were seen."""
     older_us: int = 0
-    """The newest time that was seen up to `older`."""
+    """The newest time seen up to `older`."""
     newer_us: int | None = None
-    """The oldest that was seen behind `newer`."""
+    """The oldest time seen after `newer`."""
     vbuuid: Vbuuid = Vbuuid(0)
     purge_seqno: Seqno = Seqno(0)
 
@@ -105,11 +104,11 @@ class _VBucketSearch:
 
 
 class StartSearch:
-    """The search in all vbuckets of a read, which go on side by side."""
+    """The search in all vbuckets of a read, in parallel."""
 
     def __init__(self, at: datetime, vbuckets: Iterable[VBucketId], *, collections: bool) -> None:
         self.found: dict[VBucketId, StreamOffset] = {}
-        """Where to start, in the vbuckets that are done."""
+        """The start offsets of vbuckets whose search is done."""
         self._at_us = (at - _EPOCH) // timedelta(microseconds=1)
         self._collections = collections
         self._searches = {vbucket: _VBucketSearch() for vbucket in vbuckets}
@@ -120,8 +119,8 @@ class StartSearch:
         return not self._searches
 
     def step(self, pieces: Sequence[Piece], reader: Reader) -> dict[VBucketId, StreamOffset]:
-        """Look at what was received, all that the reader had. Closes the streams that are of no more use, and returns
-        which vbuckets to follow from where."""
+        """Process all pieces that the reader had. Closes streams that are no longer needed, and returns the vbuckets
+        to follow, with their offsets."""
         self._moves = {}
         done = set(self.found)
         for vbucket, offset in reader.offsets.items():
@@ -130,7 +129,7 @@ class StartSearch:
         for piece, seqnos, times in self._rows_of(pieces):
             search = self._searches.get(piece.vbucket)
             if search is None or piece.vbucket in self._moves:
-                continue  # It has been decided by what came before this.
+                continue  # An earlier piece has already decided.
             if isinstance(piece, RollbackPiece):
                 self._on_rollback(search, piece, reader)
             elif search.is_settled:
@@ -144,7 +143,7 @@ class StartSearch:
         return self._moves
 
     def _rows_of(self, pieces: Sequence[Piece]) -> Iterable[tuple[Piece, Column, Column]]:
-        """Each piece with the seqnos and the times of its changes, in microseconds."""
+        """Yield each piece with the seqnos and the times (in microseconds) of its changes."""
         runs = [piece for piece in pieces if isinstance(piece, ChangeRun)]
         decoded = decode_runs([run.data for run in runs], collections=self._collections)
         seqnos = decoded.batch.column("seqno").to_numpy()
@@ -169,7 +168,7 @@ class StartSearch:
                 self._ask_again(search, vbucket, reader)
                 return
         if search.jumped_to is not None:
-            # The newest of them counts: one old version among them must not lead behind the start.
+            # Use the newest of the times: one old version must not move the search past the start.
             if times.max() >= self._at_us - MARGIN_S * 1_000_000:
                 search.newer, search.newer_us = search.jumped_to, int(times.min())
                 self._ask_again(search, vbucket, reader)
@@ -186,17 +185,17 @@ class StartSearch:
             self._ask_again(search, vbucket, reader)
 
     def _on_end(self, search: _VBucketSearch, vbucket: VBucketId, reader: Reader) -> None:
-        """Its stream has come to its end."""
+        """The stream of the vbucket has ended."""
         if search.is_settled:
             self._finish(search, vbucket)
         elif search.jumped_to is None:
             self._settle(search, vbucket)
         else:
-            search.newer = search.jumped_to  # Nothing lies behind.
+            search.newer = search.jumped_to  # Nothing follows it.
             self._ask_again(search, vbucket, reader)
 
     def _on_rollback(self, search: _VBucketSearch, rollback: RollbackPiece, reader: Reader) -> None:
-        """A start in the middle was refused, or a failover has come in between. The stream goes on at the rollback."""
+        """A start in the middle was refused, or there was a failover. The stream continues at the rollback."""
         if rollback.old_vbuuid == rollback.new_vbuuid:
             search.refused = search.asked
             if search.is_settled:
@@ -210,7 +209,7 @@ class StartSearch:
         search.is_settled = False
 
     def _middle(self, search: _VBucketSearch, vbucket: VBucketId, reader: Reader) -> Seqno | None:
-        """Where to jump to; None where what is left is read."""
+        """Return the seqno to jump to; None if the rest is short enough to read."""
         if search.is_disordered:
             return None
         lower = max(search.older, search.refused)
@@ -218,7 +217,7 @@ class StartSearch:
         return None if upper is None or upper - lower <= SCANNED_SEQNOS_MAX else Seqno((lower + upper) // 2)
 
     def _ask_again(self, search: _VBucketSearch, vbucket: VBucketId, reader: Reader) -> None:
-        """From the middle of what is left, or from where all is older."""
+        """Request a stream from the middle of what is left, or from `older`."""
         search.jumped_to = self._middle(search, vbucket, reader)
         if search.jumped_to is None and search.refused and search.older <= search.refused:
             self._finish(search, vbucket)
@@ -230,7 +229,7 @@ class StartSearch:
         self._moves[vbucket] = search.offset(seqno)
 
     def _settle(self, search: _VBucketSearch, vbucket: VBucketId) -> None:
-        """The start is where all is older. Try it out, if no stream began there."""
+        """The start is `older`. Try it, unless the current stream began there."""
         search.is_settled = True
         if search.older in (0, search.asked):
             self._finish(search, vbucket)
@@ -243,7 +242,7 @@ class StartSearch:
 
 
 def _is_disordered(search: _VBucketSearch, seqnos: Column, times: Column) -> bool:
-    """Whether a run has times out of order, in itself or compared with what was seen before and behind it."""
+    """Whether the times of a run are out of order, in itself or compared with those seen before and after it."""
     margin_us = MARGIN_S * 1_000_000
     is_before_newer = search.newer is not None and seqnos[-1] <= search.newer
     return bool(

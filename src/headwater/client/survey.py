@@ -1,8 +1,8 @@
-"""How far every vbucket is, and the branches of its history: what a planner has to know, asked of all nodes.
+"""The high seqnos of all vbuckets and the branches of their history, which planners request from all nodes.
 
-Planners ask again and again, so connections are kept; `blocking_bucket.Surveyor` is the same for callers without an
-event loop. There is no request for the failover logs of all vbuckets, so there is one for each; they are sent together
-and their answers read without the typed codec, because a plan of 1,024 vbuckets is made several times a second.
+Planners ask repeatedly, so connections are kept; `blocking_bucket.Surveyor` is the same for callers without an event
+loop. No request returns the failover logs of all vbuckets, so there is one per vbucket. These are sent together and
+their answers read without the typed codec, because a plan of 1,024 vbuckets is made several times a second.
 """
 
 from __future__ import annotations
@@ -35,52 +35,52 @@ SURVEY_NAME = "headwater-survey"
 _NAME_RANDOM_BYTES = 6
 RETRIES_MAX = 20
 RETRY_DELAY_S = 0.25
-"""While a rebalance or a failover is under way vbuckets may have no active node, for a short time."""
+"""During a rebalance or a failover, vbuckets may have no active node for a short time."""
 
 
 _OURS = b"headwater"
-"""In the version that a node of ours has."""
+"""Part of the version that a Headwater node reports."""
 _ITEMS = re.compile(r"0x[0-9a-f]{1,8}:0x([0-9a-f]{1,8}):items")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VBucketStatus:
-    """Two seqnos, for a vbucket may end in durable writes that are pending or aborted, which clients do not see.
+    """The state of a vbucket. It has two seqnos: the last changes may be durable writes that clients do not see.
 
-    A read to now ends at `high_seqno`. Its offset may still be at `last_seqno`: a stream that begins before a hidden
-    end learns of it (`protocol.messages.dcp_changes.SeqnoAdvanced`), and one that was there first does not.
+    A read to "now" ends at `high_seqno`. Its offset may still reach `last_seqno`: a stream that begins before a hidden
+    end learns of it (`protocol.messages.dcp_changes.SeqnoAdvanced`), an earlier one does not.
     """
 
     high_seqno: Seqno
-    """The last one that clients see."""
+    """The last seqno that clients see."""
     failover_log: FailoverLog
     last_seqno: Seqno = Seqno(0)
-    """The last of all; `high_seqno` where no other is given."""
+    """The last seqno of all; `high_seqno` if not given."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "last_seqno", max(self.last_seqno, self.high_seqno))
 
 
 class AsyncSurveyor:
-    """Asks the nodes of a bucket. Made by `open`; `close` it."""
+    """Asks the nodes of a bucket. Made by `open`; call `close` at the end."""
 
     def __init__(self, settings: ClientSettings, cluster_map: ClusterMap, random_bytes: RandomBytes) -> None:
         self.cluster_map = cluster_map
         self._settings = replace(settings, bucket_was_seen=True)
         self._random_bytes = random_bytes
         self._connections: dict[Address, AsyncKvConnection] = {}
-        """Key-value connections: they are given the seqnos that clients see."""
+        """Key-value connections, which return the seqnos that clients see."""
         self._dcp_connections: dict[Address, AsyncKvConnection] = {}
-        """DCP connections with sync writes: they are given failover logs, and the last seqnos of all."""
+        """DCP connections with sync writes, which return failover logs and the last seqnos of all."""
         self._manifests: AsyncKvConnection | None = None
-        """The connection that the collections are read over."""
+        """The connection for reading collections."""
 
     @classmethod
     async def open(cls, settings: ClientSettings, *, random_bytes: RandomBytes = os.urandom) -> Self:
         return cls(settings, (await bootstrap(settings, random_bytes=random_bytes)).cluster_map, random_bytes)
 
     def close(self) -> None:
-        """Close the connections. They are made again when they are needed."""
+        """Close the connections. They are opened again when needed."""
         manifests, self._manifests = self._manifests, None
         for connection in (*self._connections.values(), *self._dcp_connections.values(), manifests):
             if connection is not None:
@@ -99,7 +99,7 @@ class AsyncSurveyor:
     # --- asking ---------------------------------------------------------------------------------------------------
 
     async def survey(self, vbuckets: Iterable[VBucketId] | None = None) -> dict[VBucketId, VBucketStatus]:
-        """The state of these vbuckets, or of all. Waits for those that are on their way from node to node."""
+        """Return the state of these vbuckets, or of all. Waits for vbuckets that are moving between nodes."""
         wanted = set(range(self.cluster_map.vbuckets) if vbuckets is None else vbuckets)
         found: dict[VBucketId, VBucketStatus] = {}
         for attempt in range(RETRIES_MAX):
@@ -116,7 +116,7 @@ class AsyncSurveyor:
         raise failure
 
     async def ask_once(self, vbuckets: Iterable[VBucketId]) -> dict[VBucketId, VBucketStatus]:
-        """The state of those that have an active node by the map, and which that node has."""
+        """Return the state of those vbuckets whose node, according to the map, confirms that it has them."""
         by_node: dict[Address, list[VBucketId]] = {}
         for vbucket in sorted(vbuckets):
             node = self.cluster_map.active_node(vbucket)
@@ -126,7 +126,7 @@ class AsyncSurveyor:
         for address, asked in by_node.items():
             try:
                 dcp = await self._dcp_connection(address)
-                # In this order: a seqno is never of an older branch than the log that it comes with.
+                # Keep this order, so that a seqno is never on an older branch than the log that comes with it.
                 logs = await _failover_logs(dcp, asked)
                 highs = await _high_seqnos(await self._connection(address))
                 lasts = await _high_seqnos(dcp)
@@ -143,7 +143,7 @@ class AsyncSurveyor:
         return found
 
     async def high_seqnos(self) -> dict[VBucketId, Seqno]:
-        """How far all vbuckets are. Asked once: what fails is raised, and so is a map that is out of date."""
+        """Return the high seqno of every vbucket. It does not retry: raises if a request fails or the map is stale."""
         found: dict[VBucketId, Seqno] = {}
         try:
             for address in self._active_addresses:
@@ -157,13 +157,13 @@ class AsyncSurveyor:
         return found
 
     async def are_ours(self) -> bool:
-        """Whether all nodes that have active vbuckets are Headwater's."""
+        """Return whether all nodes with active vbuckets are Headwater's."""
         connections = [await self._connection(address) for address in self._active_addresses]
         answers = [await connection.request(Version()) for connection in connections]
         return all(isinstance(answer, PlainResponse) and _OURS in answer.value for answer in answers)
 
     async def has_change_streams(self) -> bool:
-        """Whether all of them send every version of a document to a stream that asks for it, for a while at least."""
+        """Return whether all of these nodes can stream every version of a document, at least for a while."""
         try:
             for address in self._active_addresses:
                 dcp = await self._dcp_connection(address)
@@ -174,14 +174,14 @@ class AsyncSurveyor:
 
     @property
     def _active_addresses(self) -> list[Address]:
-        """Of the nodes that have active vbuckets."""
+        """The addresses of the nodes that have active vbuckets."""
         nodes = {self.cluster_map.active_node(vbucket) for vbucket in range(self.cluster_map.vbuckets)}
         return [self.cluster_map.nodes[node] for node in sorted(nodes) if node >= 0]
 
     async def documents_by_collection(self) -> dict[int, int]:
-        """How many documents the collections have, by id; nothing where the nodes do not count them.
+        """Return the number of documents by collection id; empty if the nodes do not count them.
 
-        Servers have these counts among their statistics, as `SCOPE:COLLECTION:items`.
+        Servers report these counts in their statistics, as `SCOPE:COLLECTION:items`.
         """
         found: Counter[int] = Counter()
         for statistics in await self._statistics("collections"):
@@ -191,12 +191,12 @@ class AsyncSurveyor:
         return dict(found)
 
     async def documents(self) -> int:
-        """How many documents the bucket has; 0 where the nodes do not count them."""
+        """Return the number of documents in the bucket; 0 if the nodes do not count them."""
         found = [statistics.get("curr_items", "") for statistics in await self._statistics("")]
         return sum(int(text) for text in found if text.isdecimal())
 
     async def _statistics(self, group: str) -> list[Mapping[str, str]]:
-        """Of all nodes that have active vbuckets; none where one of them does not have these."""
+        """Return the statistics of all nodes with active vbuckets; empty if one of them lacks this group."""
         found: list[Mapping[str, str]] = []
         for address in self._active_addresses:
             try:
@@ -206,7 +206,7 @@ class AsyncSurveyor:
         return found
 
     async def look(self) -> BucketView:
-        """The bucket's collections as they are now, with the map that is known."""
+        """Return the bucket's current collections, with the cluster map that is already known."""
         if self._manifests is None:
             self._manifests = await connect_any(self._settings, random_bytes=self._random_bytes)
         try:
@@ -233,8 +233,8 @@ class AsyncSurveyor:
         known = self._dcp_connections.get(address)
         if known is None:
             known = self._dcp_connections[address] = await self._open(address)
-            # Servers give failover logs on DCP connections only, and the seqnos of prepares on those with sync writes.
-            # One that refuses the control has none.
+            # Servers return failover logs only on DCP connections, and the seqnos of prepares only on those with sync
+            # writes. A server that refuses the control has no prepares.
             name = f"{SURVEY_NAME}:{self._random_bytes(_NAME_RANDOM_BYTES).hex()}"
             await known.request(dcp_streams.Open(key=name.encode(), flags=dcp_streams.OpenFlags.PRODUCER))
             with suppress(errors.StatusError):
@@ -253,7 +253,7 @@ async def _high_seqnos(connection: AsyncKvConnection) -> dict[VBucketId, Seqno]:
 
 
 async def _failover_logs(connection: AsyncKvConnection, vbuckets: list[VBucketId]) -> dict[VBucketId, FailoverLog]:
-    """The logs of those that the node has."""
+    """Return the failover logs of those vbuckets that the node has."""
     logs: dict[VBucketId, FailoverLog] = {}
     requests = [dcp_streams.GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets]
     for vbucket, answer in zip(vbuckets, connection.send(requests), strict=True):

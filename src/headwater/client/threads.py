@@ -1,8 +1,8 @@
-"""Threads beside event loops: a loop for callers that have none, and a thread for the little that blocks.
+"""Threads with and beside event loops: a loop for callers that have none, and a thread for the few blocking calls.
 
-`LoopThread` is behind the blocking client and `blocking_bucket`. Its loop keeps running while the caller is busy: noops
-are answered and bytes received, up to the flow-control window, however long the caller takes with a batch. Nothing here
-may keep the program from ending.
+The blocking client and `blocking_bucket` use `LoopThread`. Its loop keeps running while the caller is busy: it answers
+noops and receives bytes, up to the flow-control window, however long the caller works on a batch. Nothing here may
+keep the program from ending.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from headwater.errors import LocalProtocolError
 T = TypeVar("T")
 
 INTERRUPT_S_MAX = 0.5
-"""A signal that comes just before a thread begins to wait does not wake it: so long may an interrupt go unnoticed."""
+"""A signal that comes just before a thread waits does not wake it: an interrupt may go unnoticed for this long."""
 CANCEL_S_MAX = 10.0
-"""How long an interrupted call may take to come to its end."""
+"""How long an interrupted call may take to end."""
 
 
 def run_blocking(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run asynchronous work for a caller that may be in any thread, and wait for it."""
+    """Run asynchronous work for a caller in any thread, and wait for its result."""
     thread = LoopThread("headwater")
     try:
         return thread.run(work)
@@ -34,11 +34,11 @@ def run_blocking(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class LoopThread:
-    """An event loop in a thread of its own."""
+    """An event loop in its own thread."""
 
     def __init__(self, name: str) -> None:
         self._loop = _new_loop()
-        # A program that forgets to close the client must still be able to end.
+        # The thread is a daemon, so that a program that forgets to close the client can end.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -47,16 +47,16 @@ class LoopThread:
         self._loop.close()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run it in the loop and wait for what it returns or raises. Interrupted, it is cancelled, and waited for.
+        """Run `work` in the loop, and return or raise its result. If interrupted, cancel it and wait for its end.
 
-        Its coroutine is made in the loop: one made by the caller would never be awaited if the interrupt came between
-        the two, and Python warns of that.
+        The coroutine is created in the loop: if the caller created it and were interrupted before passing it on, it
+        would never be awaited, and Python would warn.
         """
         if self.is_closed:
             raise LocalProtocolError("the client is closed", hint="Create a new client, and read before you close it")
         call = _Call(self._loop, work)
         try:
-            # In here, too: the interrupt may come as soon as the loop knows of the call.
+            # Inside the try block, because the interrupt may come as soon as the loop knows the call.
             self._loop.call_soon_threadsafe(call.start)
             while not call.ended.wait(INTERRUPT_S_MAX):
                 pass
@@ -71,15 +71,15 @@ class LoopThread:
         return self._loop.is_closed()
 
     def close(self) -> None:
-        """End the thread. Whatever still runs in it is cancelled."""
+        """End the thread. Work that still runs in it is cancelled."""
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def abandon(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """End the thread after one more call, and wait for neither: the caller may be this very thread.
+        """End the thread after one more call, without waiting for either: the caller may be this very thread.
 
-        Garbage is collected in any thread, and an object that is collected can't report an error to a caller.
+        Called when an object is garbage-collected, which may happen in any thread and can report no error.
         """
 
         async def end() -> None:
@@ -88,12 +88,12 @@ class LoopThread:
             await _cancel_others()
             self._loop.stop()
 
-        with suppress(RuntimeError):  # it is closed already
+        with suppress(RuntimeError):  # it is already closed
             asyncio.run_coroutine_threadsafe(end(), self._loop)
 
 
 class _Call(Generic[T]):
-    """Work that one thread has given to the loop of another."""
+    """Work that one thread runs in the loop of another."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self.ended = threading.Event()
@@ -111,7 +111,7 @@ class _Call(Generic[T]):
             self._outcome.set_result(await self._work())
         except BaseException as error:
             self._outcome.set_exception(error)
-        # Now, and not when the loop calls back: it reads its sockets first, and the caller would wait for that.
+        # Signal here instead of in a callback: the loop reads its sockets first, and the caller would wait for that.
         self.ended.set()
 
     def _end_cancelled(self, _: asyncio.Task[None]) -> None:
@@ -147,10 +147,10 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """What blocking work returns or raises. Cancelled, the thread is left to itself, and its result is dropped.
+    """Run blocking work in a thread. If this is cancelled, the thread goes on, and its result is dropped.
 
-    The threads of `asyncio.to_thread` are waited for when the program ends. One that asks a silent DNS server would
-    hold the end up for as long as it may ask. So what only asks, and writes nothing, is done here.
+    The program waits at its end for threads of `asyncio.to_thread`. One that queries a silent DNS server would delay
+    that until its timeout. So blocking queries that write nothing run here.
     """
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()

@@ -1,28 +1,28 @@
-"""One vbucket as a reader follows it, sans-IO: its offset, what it still holds, and its conversation with the nodes.
+"""One vbucket as a reader follows it, sans-IO: its offset, the data it holds, and its conversation with the nodes.
 
-The stream outlives its connections: the reader opens it on one link after the other. It keeps three offsets apart:
+The stream outlives its connections: the reader opens it on one link after the other. It has three offsets:
 
-* `offset`: up to here everything was delivered. A stream that breaks resumes from here.
-* `asked`: the offset of the last stream request. It is `offset`, or below it until a rollback is accepted.
-* the tracker's offset: up to here changes were received. What lies between is held until its snapshot is complete.
+* `offset`: everything up to here was delivered. A stream that breaks resumes from here.
+* `asked`: the offset of the last stream request. It equals `offset`, or is below it until a rollback is accepted.
+* the tracker's offset: changes up to here were received. After `offset`, they are held until a snapshot is complete.
 
-The saved vbuuid stays in the request until the server has judged it; only when the server accepts it, the newest one
-takes its place. What a node is asked until the stream is open, and in which order:
+The request keeps the saved vbuuid until the server has judged it; only when the server accepts it, the newest one
+replaces it. The requests until a stream is open, in order:
 
     high seqnos ─→ stream request ─→ accepted
                                   ─→ refused
                                   ─→ a rollback is demanded ─→ failover log ─→ high seqnos ─→ stream request …
     high seqnos ─→ failover log ─→ stream request …                         (for a start at "now")
 
-High seqnos are asked for only where the stream starts at "now", or has an end: after a failover the new history may be
-shorter than the end that was wanted, and the stream would wait for ever. One answer has those of all vbuckets of a
-node, so streams that need them while a request for them is unanswered wait for that answer: a server takes requests in
-order, and whatever we know by now was so before it counted.
+High seqnos are requested only if the stream starts at "now", or has an end: after a failover the new history may be
+shorter than the requested end, and the stream would wait forever. One answer has those of all vbuckets of a node, so
+streams that need them share a request that is under way. That is correct because a server processes requests in order:
+the answer is newer than anything we know now.
 
-A start at "now" holds when a server has accepted it. Until then nothing of the vbucket was delivered and no caller
-relies on its offset, so whatever goes wrong the conversation starts again from the high seqno.
+A start at "now" is final when a server has accepted it. Until then nothing of the vbucket was delivered and no caller
+relies on its offset, so after any failure the conversation starts again from the high seqno.
 
-The reader is the only caller: it passes in the answers, delivers the items that come out, and decides about retries.
+Only the reader calls this: it passes in the answers, delivers the returned items, and decides about retries.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ if TYPE_CHECKING:
 
 # --- rollbacks ----------------------------------------------------------------------------------------------------
 #
-# After a rollback: from which offset can a consumer resume, so that nothing of the new branch is missed?
+# The question after a rollback: from which offset can a consumer resume without missing changes of the new branch?
 #
 # The server names the last seqno that both histories share (kv_engine, docs/dcp/documentation/rollback.md), but a
-# consumer can't go back to just any seqno. A snapshot holds the newest version of each key only: if it was read from 0
-# to 100 in one snapshot, and the histories part at 55, then a key whose version 40 was overshadowed by version 60 has
-# never been seen in version 40, and taking back 60 does not bring 40 back. The server, asked for what comes after 55,
-# would not send it either. So a consumer goes back to a *boundary*: a seqno at which it held a complete snapshot, and
-# hence everything up to there. Without one it starts at 0.
+# consumer can't resume from an arbitrary seqno. A snapshot contains only the newest version of each key: if the
+# consumer read 0 to 100 in one snapshot, and the histories part at 55, then it has never seen version 40 of a key that
+# has a version 60, and undoing 60 does not restore 40. Nor would the server send version 40 if asked for changes after
+# 55. So a consumer goes back to a *boundary*: a seqno at which it had a complete snapshot, and hence everything up to
+# there. Without one it starts at 0.
 #
-# The server judges the branch it is asked with. Where it does not know that branch at all it demands 0 (rollback.md,
+# The server judges the branch in the request. If it does not know that branch at all it demands 0 (rollback.md,
 # "Diverging History"), but the two may still share an older one: each failover log names the ancestors of its branch,
-# so the best seqno is where the newest branch that both know has parted.
+# so the best seqno is where the newest branch that both logs contain has parted.
 
 BOUNDARIES_MAX = 64
-"""How many complete snapshots of a vbucket are remembered; of those long ago only some."""
+"""How many boundaries of a vbucket are kept; older ones are thinned out."""
 
 
 def resume_point(
@@ -78,7 +78,7 @@ def resume_point(
     own_log: FailoverLog | None,
     boundaries: Sequence[Seqno],
 ) -> StreamOffset:
-    """The offset to ask from next, always below `asked`, so that asking again and again comes to an end at 0."""
+    """Return the offset for the next request. It is always below `asked`, so that repeated rollbacks end at 0."""
     vbuuid, shared_until = asked.vbuuid, demanded
     if not server_log.knows(asked.vbuuid):
         vbuuid, shared_until = _common_branch(own_log, server_log)
@@ -102,11 +102,11 @@ def _common_branch(own_log: FailoverLog | None, server_log: FailoverLog) -> tupl
 
 
 class Boundaries:
-    """The seqnos at which complete snapshots ended, rising. Old ones are thinned out, the newest are all kept."""
+    """The seqnos at which complete snapshots ended, sorted. Old ones are thinned out, the newest are all kept."""
 
     def __init__(self, offset: StreamOffset, known: Iterable[Seqno] = ()) -> None:
-        """From a saved offset: it has the start of its snapshot, and the end if the snapshot is complete. `known` are
-        boundaries before it, rising."""
+        """Start from a saved offset, which has the start of its snapshot, and the end if the snapshot is complete.
+        `known` are boundaries before it, sorted."""
         self.seqnos: list[Seqno] = [*(seqno for seqno in known if seqno < offset.snapshot_start), offset.snapshot_start]
         if offset.is_complete:
             self.add(offset.seqno)
@@ -120,7 +120,7 @@ class Boundaries:
             self.seqnos = self.seqnos[:half:2] + self.seqnos[half:]
 
     def cut(self, seqno: Seqno) -> None:
-        """What lies above this seqno is of a history that did not happen."""
+        """Remove the boundaries above this seqno, which belong to a history that is void."""
         self.seqnos = [boundary for boundary in self.seqnos if boundary <= seqno] or [Seqno(0)]
 
 
@@ -129,31 +129,31 @@ class Boundaries:
 
 @dataclass(slots=True, kw_only=True)
 class StreamItem:
-    """Something of the stream for the caller, and the offset once the caller has taken it."""
+    """A part of the stream for the caller, and the offset once the caller has taken it."""
 
     vbucket: VBucketId
     piece: Piece | SpooledRun | None
-    """None where only the offset has moved."""
+    """None if only the offset has moved."""
     offset: StreamOffset
     data_bytes: int = 0
     link: int = 0
-    """The link that it came on, until its bytes are released to the server; 0 then."""
+    """The link on which it arrived, until its bytes are released to the server; then 0."""
 
 
 @dataclass(slots=True)
 class Wait:
-    """A vbucket waits from when it is first wanted, or its stream is lost, until a server has accepted it."""
+    """The wait of a vbucket: from its first request, or the loss of its stream, until a server has accepted it."""
 
     since_s: float
     due_s: float
-    """When to ask for it. Infinity once it is asked for: not before the node has answered, or its link is lost."""
+    """When to request the stream. Infinity while a request is under way: wait for its answer or loss."""
     failures: int = 0
     last: errors.HeadwaterError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTerms:
-    """What all streams of a read have in common."""
+    """The settings that all streams of a read share."""
 
     metrics: ReaderMetrics
     end: End | Mapping[VBucketId, Seqno] | None = None
@@ -161,7 +161,7 @@ class StreamTerms:
     needs_history_behind_end: bool = False
     flags: dcp_streams.StreamFlags = dcp_streams.StreamFlags(0)
     value: StreamRequestValue | None = None
-    """What each stream is asked for with; None on servers without collections."""
+    """The value of each stream request; None on servers without collections."""
 
 
 class VBucketStream(ConsumedStream):
@@ -177,7 +177,7 @@ class VBucketStream(ConsumedStream):
         from_now: bool = False,
         now_s: float,
     ) -> None:
-        """`boundaries` are seqnos below the offset at which the consumer held complete snapshots, rising."""
+        """`boundaries` are sorted seqnos below the offset at which the consumer had complete snapshots."""
         super().__init__(offset)
         self.vbucket = vbucket
         self.offset = offset
@@ -185,21 +185,21 @@ class VBucketStream(ConsumedStream):
         self.end_seqno: Seqno = SEQNO_MAX
         self.failover_log: FailoverLog | None = None
         self.held: list[StreamItem] = []
-        """Of a snapshot that is not complete."""
+        """The items of an incomplete snapshot."""
         self.held_bytes = 0
-        """What of it is in memory."""
+        """The bytes of `held` that are in memory."""
         self.wait: Wait | None = Wait(now_s, now_s)
-        """None once a server has accepted it."""
+        """None once a server has accepted the stream."""
         self.slot: PooledLink | None = None
-        """The connection that it is asked for or sent on."""
+        """The connection on which the stream is requested or sent."""
         self.survey: int | None = None
-        """The opaque of the request for high seqnos that it waits for."""
+        """The opaque of the request for high seqnos for which the stream waits."""
         self.now_seqno = Seqno(0) if from_now else None
-        """If it starts at "now" and no server has accepted that yet: its high seqno, or 0 until that is known."""
+        """For a start at "now" that no server has accepted yet: its high seqno, or 0 until that is known."""
         self._opaque = 0
-        """What comes on its connection under this opaque is its own; 0 for none."""
+        """Messages with this opaque on the connection belong to the stream; 0 for none."""
         self._demanded: Seqno | None = None
-        """A rollback that waits for the server's failover log."""
+        """The demanded seqno of a rollback that waits for the server's failover log."""
         self._boundaries = Boundaries(offset, boundaries)
         self._terms = terms
 
@@ -213,7 +213,7 @@ class VBucketStream(ConsumedStream):
 
     @property
     def is_accepted(self) -> bool:
-        """The server sends it. What was received is on the branch that the server is on."""
+        """Whether the server sends the stream. Received data is then on the server's current branch."""
         return self.state in (states.ConsumerStream.OPEN, states.ConsumerStream.IN_SNAPSHOT)
 
     @property
@@ -226,21 +226,21 @@ class VBucketStream(ConsumedStream):
         return self.wait is not None and self.wait.due_s <= now_s and self.is_idle
 
     def retry(self, error: errors.HeadwaterError | None, *, now_s: float, backoff: Backoff | None) -> None:
-        """It was refused, or its stream is lost: ask again after a delay that grows, or at once without a backoff."""
+        """The stream was refused or lost. Request it again: after a growing delay, or at once without a backoff."""
         wait = self.wait = self.wait or Wait(now_s, now_s)
         wait.last = error or wait.last
         wait.failures += backoff is not None
         wait.due_s = now_s if backoff is None else now_s + backoff.delay_s(wait.failures)
 
     def hurry(self, now_s: float) -> None:
-        """The cluster map has changed for it: stop waiting, unless it is asked for already."""
+        """The vbucket's node has changed: stop waiting, unless a request is under way."""
         if self.wait is not None and self.wait.due_s != math.inf:
             self.wait.due_s = min(self.wait.due_s, now_s)
 
     # --- opening --------------------------------------------------------------------------------------------------
 
     def open(self, slot: PooledLink) -> None:
-        """Ask for the stream on this connection, after the high seqnos where they are needed."""
+        """Request the stream on this connection, after the high seqnos if they are needed."""
         assert self.wait is not None
         self.slot, self.wait.due_s = slot, math.inf
         if self._terms.end is not None or self.now_seqno is not None:
@@ -249,7 +249,7 @@ class VBucketStream(ConsumedStream):
             self._send(self.request())
 
     def on_high_seqno(self, high: Seqno | None) -> None:
-        """The survey is answered; with None the node does not have the vbucket, which raises `NotMyVBucket`."""
+        """The high seqnos were received. With None the node does not have the vbucket: raises `NotMyVBucket`."""
         self.survey = None
         if high is None:
             reason = f"the node that should have vbucket {self.vbucket} does not have it"
@@ -265,7 +265,7 @@ class VBucketStream(ConsumedStream):
             self._send(dcp_streams.GetFailoverLog(vbucket=self.vbucket))
 
     def on_answer(self, request: Request, answer: Response) -> list[StreamItem]:
-        """Continue with what a node has answered. Returns the first items of a stream that is open.
+        """Process a node's answer, and continue. Returns the first items of a stream that is open.
 
         Raises a `StatusError` for a refusal.
         """
@@ -282,7 +282,7 @@ class VBucketStream(ConsumedStream):
         return []
 
     def request(self) -> dcp_streams.StreamRequest:
-        """Ask for what comes after `asked`."""
+        """Make the request for the changes after `asked`."""
         if self.state is states.ConsumerStream.ENDED:
             self.state = states.ConsumerStream.IDLE
         self.move(dcp_streams.StreamRequest)
@@ -295,8 +295,8 @@ class VBucketStream(ConsumedStream):
             vbucket=self.vbucket,
             flags=terms.flags,
             start_seqno=asked.seqno,
-            # A start beyond the end is refused before the branch is judged, and the judgement is what we need. And a
-            # snapshot that we hold a part of is read to its end.
+            # A server refuses a start beyond the end before it judges the branch, and we need that judgement. And a
+            # snapshot of which we have a part is read to its end.
             end_seqno=max(self.end_seqno, asked.snapshot_end),
             vbuuid=asked.vbuuid,
             snapshot_start_seqno=asked.snapshot_start,
@@ -305,14 +305,14 @@ class VBucketStream(ConsumedStream):
         )
 
     def on_accepted(self, failover_log: FailoverLog) -> list[StreamItem]:
-        """The server continues from `asked`: if that is below the offset, what lies between is rolled back."""
+        """The server continues from `asked`. If that is below the offset, the changes in between are rolled back."""
         self.move(states.StreamAccepted)
         self.wait = self.now_seqno = None
         before, self.failover_log = self.offset, failover_log
         self.offset = self.asked = replace(self.asked, vbuuid=failover_log.newest.vbuuid)
         self.restart(self.offset)
         if self.offset.seqno >= before.seqno:
-            # The branch may have another vbuuid now, and the caller's offset should have that.
+            # The branch may have a new vbuuid, which the caller's offset should get.
             return [StreamItem(vbucket=self.vbucket, piece=None, offset=self.offset)] if self.offset != before else []
         self._boundaries.cut(self.offset.seqno)
         rollback = RollbackPiece(
@@ -336,7 +336,7 @@ class VBucketStream(ConsumedStream):
         self._send(dcp_streams.GetFailoverLog(vbucket=self.vbucket))
 
     def _on_failover_log(self, log: FailoverLog) -> None:
-        """Ask for the stream: from the end of this history if it starts at "now", or after its rollback."""
+        """Request the stream: from the end of this history for a start at "now", or after a rollback."""
         demanded, self._demanded = self._demanded, None
         if demanded is None:
             assert self.now_seqno is not None
@@ -345,7 +345,7 @@ class VBucketStream(ConsumedStream):
             self.restart(self.offset)
             self._send(self.request())
             return
-        # On its newest branch a server has every seqno: a consumer that has more got it elsewhere.
+        # On its newest branch a server has every seqno: a consumer that is ahead of it got its data elsewhere.
         if self.failover_log is None and demanded and self.asked.vbuuid == log.newest.vbuuid:
             raise errors.CheckpointAhead(vbucket=self.vbucket, seqno=self.asked.seqno, high_seqno=demanded)
         self.move(states.RollbackDone)
@@ -372,7 +372,7 @@ class VBucketStream(ConsumedStream):
     # --- following ------------------------------------------------------------------------------------------------
 
     def on_run(self, run: StreamRun[Any], link: int) -> list[StreamItem]:
-        self.move(dcp_changes.Mutation)  # for deletions and expirations the table says the same
+        self.move(dcp_changes.Mutation)  # the table has the same entry for deletions and expirations
         purge_seqno = self.tracker.offset.purge_seqno
         self.advance(first=Seqno(run.first_seqno), last=Seqno(run.last_seqno))
         offset = self.tracker.offset
@@ -388,7 +388,7 @@ class VBucketStream(ConsumedStream):
         return self._deliver(piece, link=link, data_bytes=len(piece.data))
 
     def on_message(self, message: Request) -> list[StreamItem]:
-        """Any message of the stream but its changes. The caller acts on a stream end."""
+        """Process any message of the stream except changes. The caller handles a stream end."""
         if isinstance(message, dcp_changes.SnapshotMarker):
             is_filtered = self._terms.value is not None and self._terms.value.is_filtered
             items = self._end_hidden_snapshot(message) if is_filtered and self.tracker.is_open else []
@@ -423,10 +423,10 @@ class VBucketStream(ConsumedStream):
         return []
 
     def is_done_with(self, reason: dcp_streams.StreamEndReason) -> bool:
-        """Whether a stream that ends for this reason has brought all that was wanted.
+        """Return whether a stream that ended for this reason is complete.
 
-        A server that has come to the end says OK, though the last seqno it has sent may be lower: what lies between is
-        hidden from us. And where the collections that were asked for are gone, nothing can follow.
+        A server that has reached the end sends OK, even if the last seqno it sent is lower: the rest is hidden from
+        us. And if the requested collections are gone, nothing can follow.
         """
         has_end = self.end_seqno != SEQNO_MAX
         is_last = reason == dcp_streams.StreamEndReason.FILTER_EMPTY or (
@@ -435,13 +435,13 @@ class VBucketStream(ConsumedStream):
         return is_last or (self.tracker.is_complete and self.received_seqno >= self.end_seqno)
 
     def close(self) -> list[StreamItem]:
-        """Close it on its connection, without waiting for the answer. Returns what `drop` does."""
+        """Close the stream on its connection, without waiting for the answer. Returns what `drop` returns."""
         if self.slot is not None and self._opaque in self._link.streams:
             self._link.send_request(dcp_streams.CloseStream(vbucket=self.vbucket))
         return self.drop()
 
     def drop(self) -> list[StreamItem]:
-        """The connection or the stream is lost, or refused. What is held is returned: it will be asked for again."""
+        """The connection or the stream is lost, or refused. Returns the held items, which will be requested again."""
         if self.slot is not None:
             self._link.streams.pop(self._opaque, None)
         self.slot = self.survey = self._demanded = None
@@ -452,7 +452,7 @@ class VBucketStream(ConsumedStream):
         return self._take_held()
 
     def _deliver(self, piece: Piece | None, *, link: int = 0, data_bytes: int = 0) -> list[StreamItem]:
-        """What the caller may have by now, with the piece that has brought the tracker to its offset."""
+        """Add a piece that brought the tracker to its offset, and return the items that the caller may have now."""
         offset = self.tracker.offset
         self.held_bytes += data_bytes
         self.held.append(StreamItem(vbucket=self.vbucket, piece=piece, offset=offset, data_bytes=data_bytes, link=link))
@@ -464,18 +464,19 @@ class VBucketStream(ConsumedStream):
         return self._take_held()
 
     def _end_hidden_snapshot(self, next_marker: dcp_changes.SnapshotMarker) -> list[StreamItem]:
-        """A server of 8.0 may leave out the end of a filtered snapshot when the last changes are of other collections
-        (MB-73354). A stream is in order, so the next marker says that nothing more of this snapshot will come."""
+        """A server of 8.0 may omit the end of a filtered snapshot if the last changes are in other collections
+        (MB-73354). A stream is in order, so the next marker shows that nothing more of this snapshot follows: end
+        it."""
         seqno = Seqno(min(self.tracker.offset.snapshot_end, next_marker.start_seqno - 1))
         if seqno < self.tracker.offset.seqno:
-            return []  # The marker goes back: `begin_snapshot` refuses it.
+            return []  # The marker goes back, so `begin_snapshot` refuses it.
         self.tracker = self.tracker.on_hidden_end(seqno)
         self.move(states.SnapshotCompleted)
         return self._deliver(None)
 
     def _finish(self) -> list[StreamItem]:
-        """The server has sent all that was asked for. What is left up to the end of its snapshot is hidden from us: the
-        offset is the end of the snapshot all the same, and at least the end that was asked for."""
+        """The server has sent everything that was requested. The rest of its last snapshot is hidden from us, so the
+        offset is the end of that snapshot, and at least the requested end."""
         received = self.offset = self.asked = self.tracker.offset
         seqno = received.snapshot_end
         if self.end_seqno != SEQNO_MAX:
@@ -495,7 +496,7 @@ class VBucketStream(ConsumedStream):
 
 
 def refusal(answer: Response, what: str) -> errors.StatusError:
-    """The error for an answer, with the context that the server has given."""
+    """Make the error for a refusal, with the server's context."""
     context = answer.context if isinstance(answer, ErrorResponse) and answer.status != Status.NOT_MY_VBUCKET else ""
     return errors.status_error(answer.status, f"{what}: {context or answer.status.name}")
 
@@ -507,12 +508,12 @@ class AfterEnd(Enum):
     """What a reader does when a stream ends."""
 
     FINISHED = auto()
-    """Nothing more will come. (A stream that ended before its last seqno is asked for again.)"""
+    """Nothing follows. (A stream that ended before its last seqno is requested again.)"""
     ASK_AT_ONCE = auto()
     ASK_LATER = auto()
     """Also for reasons that are not in the table."""
     FIND_AND_ASK = auto()
-    """The vbucket may be elsewhere: read the cluster map, then ask."""
+    """The vbucket may have moved: read the cluster map, then request the stream."""
     FAIL = auto()
 
 
@@ -524,9 +525,9 @@ AFTER_END: dict[dcp_streams.StreamEndReason, AfterEnd] = {
     dcp_streams.StreamEndReason.DISCONNECTED: AfterEnd.FIND_AND_ASK,
     dcp_streams.StreamEndReason.TOO_SLOW: AfterEnd.ASK_AT_ONCE,
     dcp_streams.StreamEndReason.BACKFILL_FAILED: AfterEnd.ASK_LATER,
-    # Asked again, the server says to which seqno.
+    # When asked again, the server answers with the seqno.
     dcp_streams.StreamEndReason.ROLLBACK: AfterEnd.ASK_AT_ONCE,
-    # The collections that were asked for are gone: that is the end of their changes.
+    # The requested collections are gone, and so their changes have ended.
     dcp_streams.StreamEndReason.FILTER_EMPTY: AfterEnd.FINISHED,
     dcp_streams.StreamEndReason.LOST_PRIVILEGES: AfterEnd.FAIL,
 }

@@ -1,11 +1,11 @@
-"""The landing: a bucket into Delta tables, batch by batch, exactly. Nothing here needs Spark.
+"""The landing: copies a bucket into Delta tables, batch by batch, exactly once. Nothing here needs Spark.
 
     import headwater.landing
 
     headwater.landing.land("couchbase://host/bucket", "/lake", user=…, password=…).awaitTermination()
 
-`query` is what a caller starts, `loop` does the work, `planning` says what a batch reads, `tasks` is what a task does,
-and a *runner* runs the tasks: in this process (`tasks.LocalRunner`), or on the executors of Spark (`headwater.spark`).
+A caller starts a `query`, `loop` does the work, `planning` decides what a batch reads, `tasks` reads it, and a
+*runner* runs the tasks: in this process (`tasks.LocalRunner`), or on Spark's executors (`headwater.spark`).
 
 What `__all__` names is public; the modules below may change.
 """
@@ -53,7 +53,7 @@ _HOMES = {
     "headwater.landing.tasks": ("JobRunner", "LocalRunner"),
     "headwater.landing.source_options": ("SourceKeywords",),
 }
-"""By module, what is loaded from it when it is first used."""
+"""For each module, the names that are loaded from it on first use."""
 
 __all__ = [
     "Freshness",
@@ -109,34 +109,34 @@ def land(
 
     Args:
         url: The connection string, with the bucket.
-        into: The directory of the tables, or where it is in an object store.
-        every: How often a batch is landed, such as "5 seconds", until the query is stopped. By default it lands what
-            the bucket has now, and ends.
-        storage_options: Options of the object store that `into` is in, as delta-rs calls them.
-        columns: Typed columns for all tables, or by `scope.collection`: as SQL writes them, or "infer", which is what
-            a new table gets, or "none".
-        on_mismatch: Where a value goes that is of another type than its inferred column: "column" for a column of texts
-            beside it, or "reject", which is what a new table does; given the same way.
-        include_columns, exclude_columns: Patterns of the fields that get inferred columns, or that get none, such as
-            "total,addr_*"; given the same way.
-        rename_columns: Other names for inferred columns, such as "custId AS customer_id, addr_* AS address_*"; given
-            the same way.
-        cluster_by: Columns that documents are sorted by before their keys, such as "city,since"; given the same way.
-        lake, fresh, upkeep: How documents are merged, how fresh they are kept, and how long old files are.
-        groups: How many parts tables are cut into; by default as many as the documents need.
-        iceberg: A catalog that gets the tables as Iceberg tables, too.
-        catalog: Where all tables are registered, and stay so: `unity://HOST:PORT/CATALOG`, `unitys://HOST/CATALOG`,
-            `glue://`, or `spark` for the catalog of the session.
-        schema: The schema of the catalog that gets them; by default one with the bucket's name.
-        transform: A function from Arrow batch to Arrow batch that all changes go through in the tasks, before they are
-            written. It may change the columns `value`, `datatype` and `xattrs`, and nothing else.
-        consistent: Every version of the documents is a state that the bucket had. The server must keep history.
+        into: The directory of the tables, local or in an object store.
+        every: The interval between batches, such as "5 seconds", until the query is stopped. By default, the query
+            lands what the bucket has now, and ends.
+        storage_options: Options of the object store that contains `into`, with delta-rs's names.
+        columns: Typed columns for all tables, or by `scope.collection`: a list as in SQL, "infer" (the default for new
+            tables), or "none".
+        on_mismatch: Where to put a value that does not have the type of its inferred column: "column" for an extra
+            text column, or "reject" (the default for new tables); for all tables, or by collection.
+        include_columns, exclude_columns: Patterns of fields that get inferred columns, or that get none, such as
+            "total,addr_*"; likewise.
+        rename_columns: Other names for inferred columns, such as "custId AS customer_id, addr_* AS address_*";
+            likewise.
+        cluster_by: Columns by which documents are sorted before their keys, such as "city,since"; likewise.
+        lake, fresh, upkeep: How to merge documents, how fresh to keep them, and how long to keep old files.
+        groups: The number of parts of each table; by default as many as the documents need.
+        iceberg: A catalog in which to publish the tables as Iceberg tables, too.
+        catalog: Where to register all tables, and keep them registered: `unity://HOST:PORT/CATALOG`,
+            `unitys://HOST/CATALOG`, `glue://`, or `spark` for the catalog of the session.
+        schema: The catalog's schema for the tables; by default one with the bucket's name.
+        transform: A function from Arrow batch to Arrow batch that the tasks apply to all changes before they write
+            them. It may change only the columns `value`, `datatype` and `xattrs`.
+        consistent: Make every version of the documents a state that the bucket had. The server must keep history.
         on_batch: Called after each batch.
-        runner: Where the tasks run; by default in threads of this process, one for each processor, and with
+        runner: Where the tasks run; by default in threads of this process, one per processor, and with
             `headwater.spark.land` on the executors of the session.
 
     Returns:
-        The query, which runs in a thread.
+        The running query. It has its own thread.
 
     Raises:
         HeadwaterError: The bucket, the directory or an option can't be used.
@@ -206,10 +206,10 @@ def verify(
     Args:
         url: The connection string, with the bucket.
         into: The directory that was landed into.
-        scopes, collections: What is compared; by default all that was landed.
-        storage_options: Options of the object store that `into` is in.
+        scopes, collections: What to compare; by default everything that was landed.
+        storage_options: Options of the object store that contains `into`.
         transform: The transform of the landing, if it had one.
-        max_pending, max_age: With more changes pending, or one for longer (`"60s"`), the result `is_behind`.
+        max_pending, max_age: The result `is_behind` if more changes are pending, or one for longer (`"60s"`).
         runner: Where the tasks run; by default in threads of this process, and with `headwater.spark.verify` on the
             executors of the session.
 
@@ -247,11 +247,11 @@ def verify(
 
 
 def look(into: str, *, storage_options: Mapping[str, str] | None = None) -> LakeLook:
-    """The state of the tables in a directory: rows, ages, what has happened, the last verdict.
+    """Return the state of the tables in a directory: rows, ages, events, and the last verdict of `verify`.
 
     Args:
         into: The directory that was landed into.
-        storage_options: Options of the object store that it is in.
+        storage_options: Options of the object store that contains `into`.
 
     Returns:
         The state, which a notebook shows as a table.

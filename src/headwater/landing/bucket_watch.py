@@ -1,16 +1,16 @@
-"""A planner's connections to its bucket: high seqnos, failover logs and the manifest, asked again and again.
+"""A planner's connections to its bucket, for repeated requests of high seqnos, failover logs and the manifest.
 
-The planner of a `dcp` stream and the driver of a landing keep one each. It blocks, and is as patient as a read: a node
-that is restarted does not end a query. What a user asked for by name, and what has become of it, is in its
-`SelectionWatch`: collections come and go.
+The planner of a `dcp` stream and the driver of a landing have one each. It blocks, and retries as patiently as a read:
+restarting a node does not end a query. Collections come and go; `SelectionWatch` tracks the names that a user asked
+for, and what became of them.
 
-A server takes no filter on a collection that was dropped: a read that names it is refused, also where the drop itself
-is what is still to be read. So the planner keeps in mind which ids the names have had. When one of them is no longer in
-the manifest, batches are read whole and filtered by their tasks, until all vbuckets are past the drop; from then on the
-server filters again, by what is left. Where nothing is left, nothing is read.
+A server refuses a filter on a dropped collection, even if the drop itself has not been read yet. So the planner
+remembers the ids of the requested names. When one of them is no longer in the manifest, tasks read batches without a
+filter and filter the rows themselves, until all vbuckets are past the drop; from then on the server filters again, by
+the remaining collections. If none remain, nothing is read.
 
-The manifest of a batch is asked for after the seqnos that it ends at, so it knows every collection that the batch has
-changes of and that is still there. Tasks get it with their plan, and need not ask for it themselves.
+The planner requests the manifest of a batch after the batch's end seqnos, so it contains every existing collection
+with changes in the batch. Tasks get it with their plan.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from headwater.protocol.numbers import CollectionId, ScopeId, Seqno, VBucketId
 class Filtering(Enum):
     BY_SERVER = auto()
     BY_TASK = auto()
-    """Everything is read, and the tasks keep what is wanted."""
+    """The server sends everything, and the tasks filter."""
     NOTHING_LEFT = auto()
-    """All that was asked for has been dropped."""
+    """All requested collections have been dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ class PlannedBucket:
     filtering: Filtering = Filtering.BY_SERVER
     scopes: tuple[str, ...] = ()
     collections: tuple[str | int, ...] = ()
-    """What the server is asked for, where it filters."""
+    """The filter for the server, if it filters."""
     ids: frozenset[int] = frozenset()
-    """The collections that are wanted, by name or by scope, dropped ones among them."""
+    """The ids of the requested collections, by name or by scope, including dropped ones."""
 
     def filtered_by_task(self, options: ReadOptions) -> PlannedBucket:
         return replace(self, filtering=Filtering.BY_TASK, scopes=options.scopes)
@@ -67,7 +67,7 @@ class PlannedBucket:
 
 @dataclass(frozen=True, slots=True)
 class SeenCollection:
-    """A collection that was there once, by a name such as `shop.orders`, or a scope; and its id, if that is known."""
+    """A collection that existed once, by a name such as `shop.orders`, or a scope; with its id if that is known."""
 
     name: str
     id: int | None = None
@@ -82,43 +82,43 @@ class SeenCollection:
 
 
 class SelectionWatch:
-    """Of one query: which ids the names have had, and up to where the drops of those that are gone have to be read."""
+    """For one query: the ids that the names have had, and up to where the drops of missing ones must be read."""
 
     def __init__(self, options: ReadOptions, seen: Iterable[SeenCollection] = ()) -> None:
         self._scopes, self._collections = options.scopes, options.collections
         self._known: set[str | int] = {one.name for one in seen}
-        """The names that have been there at some time."""
+        """The names that have existed at some time."""
         self._ids: dict[int, str] = {one.id: one.name for one in seen if one.id is not None and self.is_wanted(one)}
-        """Of all collections that were ever wanted, with the paths that they had."""
+        """The ids and paths of all collections that were ever selected."""
         self._gone: frozenset[int] = frozenset()
         self._read_to: Mapping[VBucketId, Seqno] | None = None
-        """The drops of those that are gone lie before these."""
+        """The drops of those that are gone are before these seqnos."""
 
     @property
     def is_of_all(self) -> bool:
         return not self._scopes and not self._collections
 
     def is_wanted(self, one: SeenCollection) -> bool:
-        """Whether it is asked for, by its name or by that of its scope."""
+        """Whether it is requested, by its name or its scope's."""
         return self.is_of_all or one.name in self._collections or one.name.partition(".")[0] in self._scopes
 
     def on_survey(self, high_seqnos: Mapping[VBucketId, Seqno]) -> None:
-        """The vbuckets have been asked how far they are, later than the manifest of the last plan was."""
+        """High seqnos were requested, after the manifest of the last plan."""
         if self._gone and self._read_to is None:
             self._read_to = dict(high_seqnos)
 
     def wanted_ids(self, view: BucketView) -> set[int]:
-        """The collections that the names mean now."""
+        """Return the ids of the collections that the names mean now."""
         return self._select(CollectionNames(view.manifest))[2]
 
     def _select(self, names: CollectionNames) -> tuple[tuple[str, ...], tuple[str | int, ...], set[int]]:
-        """Those of the scopes and collections that are asked for which exist, and the ids of all that they mean."""
+        """Return the requested scopes and collections that exist, and the ids of all collections they mean."""
         scopes = tuple(scope for scope in self._scopes if self._is_there(names, scope=scope))
         collections = tuple(one for one in self._collections if self._is_there(names, collection=one))
         return scopes, collections, {*map(int, names.ids_in(names.select(scopes=scopes, collections=collections)))}
 
     def plan(self, view: BucketView, start: Offsets) -> PlannedBucket:
-        """What a batch from these offsets reads. A name that was never there raises."""
+        """Return what a batch from these offsets reads. Raises for a name that never existed."""
         if self.is_of_all:
             return PlannedBucket(view=view)
         scopes, collections, live = self._select(CollectionNames(view.manifest))
@@ -135,7 +135,7 @@ class SelectionWatch:
         )
 
     def _is_there(self, names: CollectionNames, *, scope: str | None = None, collection: str | int = "") -> bool:
-        """Whether it exists, or never did: then looking it up raises."""
+        """Return whether it exists. If it never did, return True, too, so that looking it up raises."""
         try:
             names.find_collection(collection) if scope is None else names.find_scope(scope)
         except (UnknownCollection, UnknownScope):
@@ -155,7 +155,7 @@ class SelectionWatch:
 
 
 def _with_names(manifest: Manifest, paths: Mapping[int, str]) -> Manifest:
-    """A manifest that still names collections that are gone. A scope that is gone as well gets an id that none has."""
+    """Return a manifest that still names dropped collections. A scope that was dropped as well gets an unused id."""
     scopes = {scope.name: scope for scope in manifest.scopes}
     for id_, path in paths.items():
         name, _, collection_name = path.partition(".")
@@ -168,7 +168,7 @@ def _with_names(manifest: Manifest, paths: Mapping[int, str]) -> Manifest:
 # --- the watch --------------------------------------------------------------------------------------------------------
 
 QUIET_WAIT_S_MAX = 60.0
-"""How long a moment without writes is looked for, where only such a one can be surveyed as one."""
+"""How long to look for a moment without writes, where a consistent survey needs one."""
 QUIET_RETRY_S = 0.05
 
 T = TypeVar("T")
@@ -176,15 +176,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """The bucket at one moment."""
+    """The state of the bucket at one moment."""
 
     survey: Survey
     manifest_uid: int
-    """Of the collections, as they were before."""
+    """The uid of the manifest from before the survey."""
 
 
 class BucketWatch:
-    """Connects when it is first asked, and again after a failure. `sleep` is what it waits with between attempts."""
+    """Connects on first use, and again after a failure. `sleep` waits between attempts."""
 
     def __init__(self, options: SourceOptions, *, sleep: Callable[[float], object] = time.sleep) -> None:
         self.options = options
@@ -211,9 +211,9 @@ class BucketWatch:
         return self._surveyor
 
     def survey(self, offsets: Offsets | None = None) -> Survey:
-        """The state of what is read; with `offsets`, one that does not contradict them if a second look can help.
+        """Return the state of the selected vbuckets. With `offsets`, survey again if the state contradicts them.
 
-        A failover in the middle of a survey looks like a server that has lost its newest changes.
+        A failover during a survey looks like a server that has lost its newest changes.
         """
 
         def ask() -> Survey:
@@ -226,8 +226,8 @@ class BucketWatch:
         return survey
 
     def find_start(self) -> Offsets:
-        """Where all that is read starts, by a time: see `headwater.client.start_search`."""
-        # A planner that starts anywhere else needs no kernels, and what they need takes long to import.
+        """Find where to start at a time, in all selected vbuckets: see `headwater.client.start_search`."""
+        # Imported here, because other planners need no kernels, and the import takes long.
         from headwater.client.blocking_client import Client
 
         vbuckets = self.options.where.vbuckets(self.vbuckets)
@@ -240,10 +240,10 @@ class BucketWatch:
         return self._with_retries(find)
 
     def cut(self, offsets: Offsets) -> Cut:
-        """A survey of one moment: after all that was acknowledged before this call, and before all that comes after.
+        """Survey one moment: after every write acknowledged before this call, and before every later one.
 
-        A node of ours answers for all of its vbuckets at once. Couchbase Server looks at one vbucket after the other,
-        and several nodes are asked one after the other: there it takes a second survey that finds the same.
+        A Headwater node answers for all its vbuckets at once. Couchbase Server examines one vbucket after the other,
+        and several nodes are asked one after the other: then a second survey must return the same.
         """
         began_s = time.monotonic()
         while True:
@@ -261,7 +261,7 @@ class BucketWatch:
             self._sleep(QUIET_RETRY_S)
 
     def holds(self, cut: Cut) -> bool:
-        """Whether collections are what they were before the cut. Changes of one that is dropped are not sent."""
+        """Return whether the collections are unchanged since before the cut. A dropped one's changes are not sent."""
         return self._with_retries(self.look).manifest.uid == cut.manifest_uid
 
     def _answers_at_once(self) -> bool:
@@ -269,9 +269,9 @@ class BucketWatch:
         return len(nodes) == 1 and self._with_retries(lambda: self._connected().are_ours())
 
     def check_history(self) -> BucketView:
-        """Raise unless all versions of what is read are kept, for a while. Returns the collections that were looked at.
+        """Raise unless the server keeps all versions of the selected data. Returns the bucket's collections.
 
-        Headwater's nodes keep them of all collections alike, Couchbase Server of those whose `history` is on.
+        Headwater's nodes keep them for all collections, Couchbase Server for those whose `history` is on.
         """
         view = self._with_retries(self.look)
         missing: str | None = f"bucket {self.cluster_map.bucket}"
@@ -290,10 +290,10 @@ class BucketWatch:
     def shares(
         self, ranges: list[VBucketRange], offsets: Offsets, group_of: Callable[[VBucketId], int] | None = None
     ) -> tuple[list[tuple[VBucketRange, ...]], PlannedBucket]:
-        """The ranges by task, and the bucket as these tasks see it. `offsets` is where the batch starts; with
-        `group_of`, vbuckets of a group are in one task.
+        """Return the ranges by task, and the bucket as these tasks see it. `offsets` is where the batch starts; with
+        `group_of`, all vbuckets of a group are in one task.
 
-        The manifest is asked for after the seqnos, so it names every collection that the batch has changes of.
+        The manifest is requested after the seqnos, so it contains every collection with changes in the batch.
         """
         cluster_map = self.cluster_map
         node_of = {VBucketId(vbucket): cluster_map.active_node(vbucket) for vbucket in range(cluster_map.vbuckets)}
@@ -308,7 +308,7 @@ class BucketWatch:
 
     @property
     def row_share(self) -> RowShare:
-        """How many of the bucket's changes are read. The server may know how many documents collections have."""
+        """The share of changes that is read, at first from the server's counts of documents by collection."""
         if self._row_share is None:
             self._row_share = RowShare(1.0 if self._selection.is_of_all else self._with_retries(self._selected_share))
         return self._row_share
@@ -316,13 +316,13 @@ class BucketWatch:
     def _selected_share(self) -> float:
         documents = self._connected().documents_by_collection()
         wanted = self._selection.wanted_ids(self.look())
-        # A collection with no documents has had some, perhaps.
+        # A collection without documents may have had some.
         return max(1, sum(documents.get(id_, 0) for id_ in wanted)) / max(1, sum(documents.values()))
 
     def select_by(self, conditions: Conditions) -> bool:
-        """Ask the server for no other collections than those that meet conditions; False where there are none.
+        """Limit the selection to collections that meet the conditions. Returns False if there are none.
 
-        To be asked after the survey: what is made later has no changes before its seqnos.
+        Call this after the survey: collections created later have no changes before its seqnos.
         """
         view = self._with_retries(self.look)
         narrowed = conditions.selection(self.options.read, view, self._selection.wanted_ids(view))
@@ -331,17 +331,17 @@ class BucketWatch:
         return narrowed is not None
 
     def still_selects(self, bucket: PlannedBucket) -> bool:
-        """Whether the names that are asked for still mean no other collections than those of a plan.
+        """Return whether the requested names still mean only collections of the plan.
 
-        One that was made again since then has its first changes behind the planned end, but perhaps in a snapshot that
-        was read: the filter did not know its id.
+        A collection recreated since has its first changes after the planned end, but they may be in a snapshot that
+        was read with a filter that did not know its id.
         """
         if not self.options.read.scopes and not self.options.read.collections:
             return True
         return self._selection.wanted_ids(self._with_retries(self.look)) <= bucket.ids
 
     def look(self) -> BucketView:
-        """The bucket as it is now, with the map that is known."""
+        """Return the bucket's current collections, with the known map."""
         return self._connected().look()
 
     def close(self) -> None:
@@ -359,5 +359,5 @@ class BucketWatch:
 
 
 def _newest(survey: Survey) -> dict[VBucketId, tuple[int, int]]:
-    """Where every vbucket is."""
+    """Return the branch and the high seqno of every vbucket."""
     return {it: (status.failover_log.newest.vbuuid, status.high_seqno) for it, status in survey.items()}

@@ -1,7 +1,7 @@
-"""The documents of a landed collection as of a batch, whether they are merged yet or not.
+"""Reads the documents of a landed collection as of a batch, including changes that are not merged yet.
 
-`OpenCollection` is what a reader knows before it reads; `documents` reads in this process, and
-`headwater.spark.documents` on the executors of a session.
+`OpenCollection` is what a reader knows before it reads; `documents` reads in this process, `headwater.spark.documents`
+on the executors of a session.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from headwater.lake.location import Location
 from headwater.landing.source_options import Conditions
 
 KEYS_MAX = 100_000
-"""So many can be looked up at once. More are better joined with all documents."""
+"""The most keys of one lookup. For more, a join with all documents is better."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenCollection:
-    """A collection of a lake that is to be read."""
+    """A collection of a lake, opened to be read."""
 
     lake: Lake
     name: str
     schema: pa.Schema
-    """All columns of the table but the one that it is partitioned by."""
+    """All columns of the table except the one by which it is partitioned."""
 
     @classmethod
     def open(
@@ -63,7 +63,7 @@ class OpenCollection:
                 )
 
     def tasks(self, conditions: Conditions) -> list[MergeTask]:
-        """The work of reading it, one task for each group of vbuckets that may have such documents."""
+        """Return the tasks that read it: one for each group of vbuckets that may contain matching documents."""
         chosen = conditions.vbuckets(self.lake.facts.vbuckets)
         return [
             task
@@ -81,26 +81,26 @@ def documents(
     keys: Collection[str] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> pa.RecordBatchReader:
-    """The documents of a collection as of a batch, whether they are merged yet or not, read in this process.
+    """Read the documents of a collection as of a batch in this process, including changes that are not merged yet.
 
-    Tables with deletion vectors are read like others. A lookup by `keys` reads the indexes of keys that files have and
-    the row groups that hold one of the keys, so it takes about as long in a large table as in a small one.
+    Tables with deletion vectors work like others. A lookup by `keys` reads only the files' key indexes and the row
+    groups that contain one of the keys, so it takes about as long in a large table as in a small one.
 
     Args:
         into: The directory that was landed into.
         collection: `scope.collection`.
-        batch: The number of the batch, by default the last one. Results for several collections as of one batch belong
-            together.
-        columns: Columns of the table, by default all but the one that it is partitioned by. No others are read.
+        batch: The number of the batch, by default the last one. To combine several collections, use the same batch for
+            all.
+        columns: The columns to read; by default all except the one by which the table is partitioned.
         keys: Read only the documents with these keys.
-        storage_options: Options of the object store that `into` is in.
+        storage_options: Options of the object store that contains `into`.
 
     Returns:
-        A stream of Arrow batches, which is read as it is consumed: `read_all()` makes a table of it, and Polars, DuckDB
-        and pandas take it as it is. It does not have what is landed later.
+        A stream of Arrow batches, read as it is consumed: `read_all()` returns a table, and Polars, DuckDB and pandas
+        take it directly. It does not contain later batches of the landing.
 
     Raises:
-        InvalidInput: There are no such tables, columns or batch, or there are more than 100,000 keys.
+        InvalidInput: The tables, a column or the batch does not exist, or there are more than 100,000 keys.
     """
     if isinstance(keys, str) or (keys is not None and len(keys) > KEYS_MAX):
         raise InvalidInput(

@@ -1,12 +1,11 @@
-"""The loop of a landing: batch after batch from the bucket into the tables, until it is stopped or everything is
-landed.
+"""The loop of a landing: lands batch after batch in the tables, until it is stopped or everything is landed.
 
-A batch begins where the tables end, is what its tasks read to the ends of their snapshots, and is one commit of
-`changes` that holds the offset that was reached in every vbucket. A turn of the loop asks the bucket how far it is,
+A batch starts where the tables end, contains what its tasks read up to the ends of their snapshots, and is one commit
+of `changes` with the offset that each vbucket has reached. A turn of the loop requests the bucket's high seqnos,
 plans, runs one job over the shares, commits, merges the documents when `MergeClock` says so, and tidies up.
 
-`LandingQuery` runs it in a thread of the driver; other threads read its status, ask for a merge, or stop it. It keeps
-nothing that the tables do not hold: after a failure it opens them again and resumes from there.
+`LandingQuery` runs it in a thread of the driver; other threads read its status, request a merge, or stop it. It keeps
+no state that the tables do not have: after a failure it reopens them and resumes from there.
 """
 
 from __future__ import annotations
@@ -69,16 +68,16 @@ from headwater.phrases import counted, counted_changes
 from headwater.protocol.numbers import Seqno, VBucketId
 
 JOIN_BATCHES = 64
-"""Small files of `changes` are joined after this many batches."""
+"""The number of batches after which small files of `changes` are joined."""
 TIDY_EVERY_S = 6 * 3600.0
-"""How often old changes are folded and old files deleted, which looks at all files. The time is counted over all runs,
-so that short runs do it as well."""
+"""How often old changes are folded and old files deleted, which examines all files. The time is counted across runs,
+so that short runs do it, too."""
 FAILURES_MAX = 5
-"""This many batches in a row may fail because a process of Spark died. The next such failure ends the landing."""
+"""How many batches in a row may fail because a Spark process died. The next such failure ends the landing."""
 ROOM_WAIT_S_MAX = 120.0
 """How long a landing without an interval waits for room on a full disk. One with an interval waits without a limit."""
 CUTS_MISSED_MAX = 5
-"""This many batches in a row may miss the moment that they are to be cut at. The next one ends the landing."""
+"""How many batches in a row may miss the moment for their cut. The next one ends the landing."""
 ADVICE = (
     "merges of documents take more than half of the time, or later than --fresh allows; with --merge-on-read they cost "
     "what has changed, and not what the files hold"
@@ -92,16 +91,16 @@ logger = logging.getLogger(__name__)
 @suggest_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upkeep:
-    """How long old things are kept, and how many bytes of them."""
+    """How long to keep old files, changes and log entries, and how many bytes of old files."""
 
     files_hours: int = VACUUM_HOURS_DEFAULT
-    """Files that no table needs any more."""
+    """How long to keep files that no table needs any more, in hours."""
     dead_bytes: str = DEAD_BYTES_DEFAULT
-    """The same files of each table, in all: `4x` for a multiple of the live table, or a size such as `10GB`."""
+    """The limit for their total size per table: `4x` for a multiple of the live table, or a size such as `10GB`."""
     changes_days: int | None = None
-    """`changes` older than this are folded to the newest version of each document; None keeps them all."""
+    """Fold `changes` older than this to the newest version of each document; None keeps all versions."""
     log_days: int = LOG_RETENTION_DAYS
-    """Entries of the tables' logs: so far back versions can be read."""
+    """How long to keep entries of the tables' logs, and with them readable versions, in days."""
 
     def __post_init__(self) -> None:
         check_retention(self.files_hours)
@@ -110,9 +109,9 @@ class Upkeep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandingStatus:
-    """How a landing stands at one moment. Command line, metrics, JSON lines and dashboard show these numbers.
+    """The state of a landing at one moment. The command line, metrics, JSON lines and dashboard show these numbers.
 
-    None is for what is not known. Totals are of the tables, not of this run.
+    None means unknown. Totals count the tables, not only this run.
     """
 
     is_active: bool
@@ -120,9 +119,9 @@ class LandingStatus:
     """`waiting`, `reading`, `merging`, `retrying`, `waiting for room`, `tidying up`,
     `registering` or `stopped`."""
     batch: int
-    """The number of the last batch in the tables; -1 where there is none."""
+    """The number of the last batch in the tables; -1 if there is none."""
     rows: int | None
-    """Rows that were ever landed in `changes`."""
+    """Rows landed in `changes`, across all runs."""
     rollbacks: int | None
     """Rollbacks of vbuckets landed, across all runs."""
     documents: int
@@ -130,34 +129,34 @@ class LandingStatus:
     tables: int
     """Collections that have tables."""
     lag_seqnos: int | None
-    """Seqnos that the bucket has and `changes` does not."""
+    """Seqnos that the bucket has and `changes` lacks."""
     lag_s: float | None
-    """All that was written to the bucket longer ago than this is in `changes`."""
+    """Everything written to the bucket longer ago than this is in `changes`."""
     documents_age_s: float | None
-    """All that was written to the bucket longer ago than this is in `documents`."""
+    """Everything written to the bucket longer ago than this is in `documents`."""
     last_batch_s: float | None
-    """What the last batch of this run took, without merging."""
+    """How long the last batch of this run took, without merging."""
     last_merge_s: float | None
     failures: int
     """Failures in a row."""
     failure: str | None = None
-    """What the last of them was, until a turn succeeds."""
+    """The last failure, until a turn succeeds."""
     tables_set_aside: int = 0
-    """Tables that are set aside with a fault, and lack changes that the others have."""
+    """Tables that are set aside because of a fault, and lack changes that the others have."""
     set_aside: tuple[SetAside, ...] = ()
-    """The first of them."""
+    """The first of these tables."""
     live_bytes: int | None = None
-    """Of the files that the tables have now; None before the first turn."""
+    """The size of the tables' current files; None before the first turn."""
     dead_bytes: int | None = None
-    """Of files that are kept for earlier versions, or that no commit has named."""
+    """The size of files that are kept for earlier versions, or that no commit has named."""
     tables_unregistered: int | None = None
-    """Tables that the catalog lacks, or has as they were before; None without a catalog."""
+    """Tables that are missing or outdated in the catalog; None without a catalog."""
     catalog_failure: str | None = None
-    """Why, for the first of them, and what to do; None where it has not failed."""
+    """The failure of the first of these tables, and what to do; None if none has failed."""
     pending: int | None = None
-    """Changes that are in `changes` and wait to be merged into `documents`."""
+    """Changes in `changes` that are not merged into `documents` yet."""
     advice: str | None = None
-    """What would help, where merges can't hold what `Freshness` asks for; from then on."""
+    """What to change if merges can't achieve the `Freshness`; set when that is first detected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,23 +168,23 @@ class LandedBatch:
     rows: int
     rollbacks: Mapping[int, int]
     merges: int
-    """Groups of vbuckets that were merged after it."""
+    """Groups of vbuckets that were merged after the batch."""
     tables: tuple[str, ...]
-    """The collections that have a table by now."""
+    """The collections that have a table now."""
     rows_by_table: Mapping[str, int]
     """Changes of documents, by collection."""
     system_events: int
-    """Collections and scopes that were created, changed or dropped: once for each vbucket."""
+    """Events of created, changed or dropped collections and scopes, one for each vbucket."""
     read_again: frozenset[int]
-    """Vbuckets that are read again from 0: a rollback went further back than `changes` reaches."""
+    """Vbuckets that will be read again from 0: a rollback went further back than `changes` reaches."""
     offsets: Offsets
     took_s: float
-    """Without merging."""
+    """The time that it took, without merging."""
     status: LandingStatus
 
     @property
     def changes(self) -> int:
-        """Of documents."""
+        """The number of changes of documents."""
         return sum(self.rows_by_table.values())
 
 
@@ -208,9 +207,9 @@ class LandingLoop:
         is_consistent: bool = False,
         on_landed: Callable[[LandedBatch], None],
     ) -> None:
-        """With no `every_s` it ends when all that the bucket had at its first turn is landed. If it `grows`, tables
-        that have become large are cut into more groups. If it `is_consistent`, a batch ends where the bucket was at one
-        moment, and nothing else is merged."""
+        """Without `every_s`, it ends when everything is landed that the bucket had at the first turn. If it `grows`,
+        tables that have become large are cut into more groups. If it `is_consistent`, a batch ends where the bucket
+        was at one moment, and only such states are merged."""
         self._lake = lake
         self._options = options
         self._runner = runner
@@ -218,12 +217,12 @@ class LandingLoop:
         self._upkeep = upkeep
         self._dead_files = DeadFiles(DeadBytes.parse(upkeep.dead_bytes), keep_hours=upkeep.files_hours)
         self._file_bytes: tuple[int | None, int | None] = None, None
-        """Live and dead, as of the last turn."""
+        """Live and dead bytes, as of the last turn."""
         self._chosen = chosen
         self._grows = grows
         self._is_consistent = is_consistent
         self._is_at_cut = False
-        """The tables hold what the bucket was at one moment, as far as this run knows."""
+        """Whether the tables have the state of the bucket at one moment, as far as this run knows."""
         self._cuts_missed = 0
         self._on_landed = on_landed
         self._keeper = keeper
@@ -240,14 +239,14 @@ class LandingLoop:
         self._doing = "waiting"
         self._failures = 0
         self._failed: errors.HeadwaterError | None = None
-        """What the last turn failed with: the tables have to be opened again."""
+        """The failure of the last turn: the tables have to be opened again."""
         self._failure: errors.HeadwaterError | None = None
         """The same, until a turn succeeds."""
         self._full_since_s = 0.0
-        """Since when the disk is full, where that is the failure."""
+        """Since when the disk has been full, if that is the failure."""
         self._merge_is_asked = False
         self._waiting_since_s: float | None = None
-        """Since when something waits to be merged; None where nothing does that this run has landed."""
+        """Since when changes landed by this run have waited to be merged; None if none wait."""
         self._last_batch_s: float | None = None
         self._last_merge_s: float | None = None
         self._advice: str | None = None
@@ -265,12 +264,12 @@ class LandingLoop:
             self._keeper.close()
 
     def ask_for_merge(self) -> bool:
-        """Merge what is pending next, whatever `Freshness` says. Returns whether anything is pending."""
+        """Request a merge of pending changes, whatever `Freshness` says. Returns whether any are pending."""
         self._merge_is_asked = self._numbers.has_pending
         return self._merge_is_asked
 
     def status(self, *, is_active: bool) -> LandingStatus:
-        """How it stands now."""
+        """Return the current state."""
         now_s = time.time()
         numbers, lag_s = self._numbers, self.lag.seconds(now_s)
         in_catalog = None if self._keeper is None else self._keeper.status()
@@ -304,15 +303,15 @@ class LandingLoop:
         )
 
     def check_set_aside(self) -> None:
-        """Raise `TablesSetAside` if any table is."""
+        """Raise `TablesSetAside` if any table is set aside."""
         if aside := self._numbers.set_aside:
             raise set_aside_error(aside)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Land until everything is landed, or until it is stopped. Raises what ends it before, and `TablesSetAside` if
-        everything but some tables is landed."""
+        """Land until everything is landed, or until it is stopped. Raises the error that ends it earlier, and
+        `TablesSetAside` if everything is landed except for some tables."""
         backoff = Backoff(delay_s_min=_RETRY_S_MIN, delay_s_max=_RETRY_S_MAX, random=lambda: 1.0)
         try:
             while not self._stopping.is_set():
@@ -323,7 +322,7 @@ class LandingLoop:
                     has_read = self._turn()
                     self._bound_dead_files()
                     if not self._lake.has_pending:
-                        # A merge that fails again and again is a failure as well, whatever batches come in between.
+                        # Only now: repeated failures of a merge count, even if batches succeed in between.
                         self._failures, self._failure = 0, None
                     if self._every_s is not None:
                         self._wait(began_s + self._every_s)
@@ -354,12 +353,12 @@ class LandingLoop:
             self._watch.close()
 
     def _recover(self, error: Exception) -> errors.HeadwaterError:
-        """Return what has failed. Raises it unless the next attempt may do better: a worker or an executor of Spark
-        died, the store did not answer, the disk is full, or another tool has rearranged a table meanwhile. Other errors
-        of ours are final: what can wait has waited where it was raised."""
+        """Return the cause of a failure. Raises it unless retrying may help: a Spark worker or executor died, the
+        store did not answer, the disk is full, or another tool has rearranged a table. Our other errors are final,
+        because retries for them took place where they were raised."""
         if isinstance(error, errors.SparkEnded):
             raise error
-        # In a lake that is gone anything may fail first.
+        # If the lake is gone, any operation may have failed first.
         self._lake.changes.check_there()
         cause = lake_error(error, self._lake.location.uri)
         if isinstance(self._failure, errors.LakeFull) and not isinstance(cause, errors.LakeFull):
@@ -376,7 +375,7 @@ class LandingLoop:
         return cause
 
     def _report_failure(self, cause: errors.HeadwaterError, delay_s: float) -> None:
-        """Log the failure that is retried. A full disk is logged once, however often it is retried."""
+        """Log a failure that is retried. A full disk is logged once, however often it is retried."""
         about = fields(event=LogEvent.BATCH_FAILED, duration_s=delay_s)
         if not isinstance(cause, errors.LakeFull):
             self._doing = "retrying"
@@ -392,7 +391,7 @@ class LandingLoop:
         self._failure = cause
 
     def _reopen(self) -> None:
-        """Open the tables again: after a failure they count, and nothing in memory does."""
+        """Open the tables again: after a failure, only their state is valid, not the one in memory."""
         before = self._lake
         lake = Lake.open(
             before.location,
@@ -405,12 +404,12 @@ class LandingLoop:
         if lake is None:
             raise before.location.gone()
         if isinstance(self._failed, errors.LakeInUse):
-            # A tool may have rearranged a table. Or a store has kept a commit whose answer was lost, and has refused
-            # it when it was sent again: then it is ours.
+            # Either a tool has rearranged a table, or a store has kept our commit, lost its answer, and refused it
+            # when it was sent again.
             lake.check_writer(before.last_batch)
         self._lake, self._failed, self._is_at_cut = lake, None, False
         self._numbers = _TableNumbers.of(lake)
-        # What has failed may have left files.
+        # The failed operation may have left files.
         self._dead_files.forget()
         self.lag.on_offsets(lake.held_offsets())
         self._open_iceberg(lake)
@@ -420,15 +419,15 @@ class LandingLoop:
             self._iceberg = (IcebergChanges.open(settings, lake), IcebergDocuments.open(settings, lake))
 
     def _publish(self, lake: Lake) -> None:
-        """Have the catalog know all tables, and bring the Iceberg tables up to the Delta tables, where there are any.
-        Before the first batch there is nothing to know."""
+        """Register all tables in the catalog, and update the Iceberg tables from the Delta tables, if there are any.
+        Before the first batch there is nothing to register."""
         if self._keeper is not None and lake.last_batch >= 0:
             self._keeper.offer(lake)
         for tables in self._iceberg or ():
             tables.catch_up(lake)
 
     def _wait(self, until_s: float) -> None:
-        """Until the next batch is due. What waits to be merged may be due before."""
+        """Wait until the next batch is due. Merge pending changes if that is due earlier."""
         self._doing = "waiting"
         while (left_s := until_s - time.monotonic()) > 0 and not self._stopping.is_set():
             self._pause(min(left_s, _WAKE_S))
@@ -443,7 +442,7 @@ class LandingLoop:
     # --- a batch ------------------------------------------------------------------------------------------------------
 
     def _turn(self) -> bool:
-        """Land what is new in the bucket. Returns whether anything was."""
+        """Land what is new in the bucket. Returns whether there was anything."""
         lake = self._lake
         lake.refresh()
         if lake.try_set_aside():
@@ -474,7 +473,7 @@ class LandingLoop:
     def _take_batch(
         self, lake: Lake, chosen: list[VBucketRange], cut: Cut | None, span: telemetry.Span, *, as_of_s: float | None
     ) -> None:
-        """Land what was planned, and do what is due after it."""
+        """Land the planned ranges, and do what is due after a batch."""
         began_s = time.monotonic()
         self._doing = "reading"
         landed = self._land(lake, chosen, cut, as_of_s=as_of_s)
@@ -490,7 +489,8 @@ class LandingLoop:
         )
         self._is_at_cut = self._is_consistent and not committed.read_again
         self._last_batch_s = time.monotonic() - began_s
-        # What is pending comes first: `processAllAvailable` asks for it when the lag says that all is landed.
+        # Update this before the lag: `processAllAvailable` asks for pending changes once the lag says that all is
+        # landed.
         self._numbers = _TableNumbers.of(lake)
         self.lag.on_offsets(lake.held_offsets(), is_missing=bool(committed.read_again))
         if lake.has_pending and self._waiting_since_s is None:
@@ -502,7 +502,7 @@ class LandingLoop:
             self._keep_tidy(lake, committed.number)
             self._numbers = _TableNumbers.of(lake)
         finally:
-            # Whatever fails now, the batch is landed.
+            # The batch is landed, even if this fails.
             self._report(committed, merges)
 
     def _span(self, name: str, about: telemetry.Attributes) -> AbstractContextManager[telemetry.Span]:
@@ -514,7 +514,7 @@ class LandingLoop:
         return self._options.rows_per_trigger_max or rows_of_bytes(self._options.bytes_per_trigger_max)
 
     def _begin_at_start(self, lake: Lake) -> None:
-        """A landing that does not start at the beginning says so in a commit of its own, before its first batch."""
+        """If the landing does not start at the beginning, commit the start offsets before the first batch."""
         if self._options.start is Start.BEGINNING or lake.last_batch >= 0 or lake.state.offsets.offsets:
             return
         if isinstance(self._options.start, Offsets):
@@ -529,8 +529,8 @@ class LandingLoop:
     def _land(
         self, lake: Lake, ranges: list[VBucketRange], cut: Cut | None, *, as_of_s: float | None
     ) -> tuple[CommittedBatch, list[Merged]] | None:
-        """Also gives documents that the tasks have written already. None where the batch was given up and has to be
-        planned again."""
+        """Run and commit a batch. Also returns documents that the tasks have already written. Returns None if the
+        batch was given up and has to be planned again."""
         lake.step("plan tasks")
         batch = begin_batch(lake)
         first = first_documents(lake)
@@ -551,7 +551,7 @@ class LandingLoop:
         ]
         landed: list[LandedShare] = self._jobs(tasks)
         if not self._watch.still_selects(bucket):
-            # A collection was made again under its name while the batch was read, and its filter did not know of it.
+            # A collection was recreated under its name during the batch, whose filter did not know the new id.
             return None
         if cut is not None and self._misses(cut, landed):
             return None
@@ -564,7 +564,7 @@ class LandingLoop:
         return committed, [] if committed.rollbacks else [part for share in landed for part in share.documents]
 
     def _misses(self, cut: Cut, landed: Sequence[LandedShare]) -> bool:
-        """Whether what was read is not what the bucket was at the cut. Raises if that happens again and again."""
+        """Return whether the read data differs from the bucket at the cut. Raises if that happens too often."""
         missed = next((share.missed for share in landed if share.missed is not None), None)
         if missed is None and not self._watch.holds(cut):
             missed = "a collection was made, changed or dropped meanwhile"
@@ -587,13 +587,13 @@ class LandingLoop:
             raise _Stopped
         return self._runner(tasks)
 
-    # --- after it -----------------------------------------------------------------------------------------------------
+    # --- after a batch ------------------------------------------------------------------------------------------------
 
     def _merge_if_due(self) -> int:
         lake = self._lake
         if not lake.has_pending or (self._is_consistent and not self._is_at_cut):
             return 0
-        # What an earlier run has left has waited for long enough.
+        # Changes left by an earlier run have waited long enough.
         waited_s = float("inf") if self._waiting_since_s is None else time.monotonic() - self._waiting_since_s
         is_due = self._clock.is_due(
             now_s=time.monotonic(),
@@ -606,7 +606,7 @@ class LandingLoop:
         return 0
 
     def _merge(self, written: Sequence[Merged] = ()) -> int:
-        """Bring the documents up to what `changes` holds. Returns the number of merges."""
+        """Merge all pending `changes` into the documents. Returns the number of merges."""
         if not self._lake.has_pending:
             return 0
         self._doing, began_s = "merging", time.monotonic()
@@ -683,7 +683,7 @@ class LandingLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TableNumbers:
-    """What the tables say of themselves. The loop's thread makes it, and any thread may read it."""
+    """The numbers that the tables record. The loop's thread makes this, and any thread may read it."""
 
     batch: int
     rows: int | None
@@ -693,7 +693,7 @@ class _TableNumbers:
     has_pending: bool
     pending: int
     documents_as_of_s: float | None
-    """Everything that was written before this time is in `documents`, where something is pending or set aside."""
+    """Everything written before this time is in `documents`; used if something is pending or set aside."""
     set_aside: tuple[SetAside, ...]
 
     @classmethod
@@ -714,8 +714,8 @@ class _TableNumbers:
 
 
 _OF_LIBRARIES = (OSError, MemoryError, DeltaError, pa.ArrowException)
-"""What is said in our own words. Any other error is a fault of ours, and ends the landing with its traceback."""
+"""Errors that are translated to ours. Any other error is a bug, and ends the landing with its traceback."""
 
 
 class _Stopped(Exception):
-    """The user has stopped it; nothing is wrong."""
+    """The user has stopped the landing. This is not a failure."""

@@ -1,26 +1,25 @@
-"""What a batch reads: which vbuckets, from where, up to where, and by which tasks; and when its documents are merged.
-Pure: everything known comes in, clocks and counts too.
+"""Plans what a batch reads: which vbuckets, from where, up to where, and by which tasks; and when to merge documents.
+Pure: all knowledge is passed in, including clocks and counts.
 
-An *offset* is where a consumer is in a vbucket: `(vbuuid, seqno, snapshot start, snapshot end)`. It is *whole* where
-all three seqnos are the same: everything up to there has been read, to the end of a snapshot, and nothing beyond. A
-task reads to the end of the snapshot that holds the planned end and reports the offset that it has really reached, so
-offsets are whole as long as reports arrive. Where one is missing (a stream of `dcp` after a restart, a lake of an
-earlier version), the seqno is right, but a snapshot may have been read beyond it; the offset says so by a snapshot that
+An *offset* is a consumer's position in a vbucket: `(vbuuid, seqno, snapshot start, snapshot end)`. It is *whole* if
+all three seqnos are equal: everything up to there has been read, to the end of a snapshot, and nothing beyond. A task
+reads to the end of the snapshot that contains the planned end and reports the offset that it has reached, so offsets
+are whole as long as reports arrive. If one is missing (a stream of `dcp` after a restart, a lake of an earlier
+version), the seqno is right, but a snapshot may have been read beyond it; the offset shows that by a snapshot that
 starts earlier, at the last offset that was whole.
 
-A plan never judges a rollback. A vbucket whose newest branch is another one than that of its offset is read whatever
-its seqnos are: the server judges the stream request, and the reader goes back to the best of the boundaries it is
-given.
+A plan never judges a rollback. A vbucket whose newest branch differs from that of its offset is read whatever its
+seqnos are: the server judges the stream request, and the reader goes back to the best of the given boundaries.
 
-The landing (`landing_loop`), the `dcp` source and the simulation plan with it.
+The landing (`loop`), the `dcp` source and the simulation use these plans.
 
-Two numbers say how far `changes` is behind. The lag in seqnos is counted from the high seqnos of the bucket, which are
-asked for every second, whatever the batches do. The lag in seconds is the age of the newest survey that the tables hold
-everything of: whatever was written before it is in the tables. A batch that never ends shows in both.
+Two numbers say how far `changes` is behind. The lag in seqnos comes from the bucket's high seqnos, which are requested
+every second, independently of batches. The lag in seconds is the age of the newest survey that the tables fully
+contain: everything written before it is in the tables. Both show a batch that never ends.
 
-`documents` is behind `changes` by what is not merged yet. Merging every batch would be best, and costs most where a few
-changes touch many files. So a merge waits until the machine has done something else for as long as the last one took,
-and until it writes at most a multiple of what has changed, unless a change would wait for longer than it may.
+`documents` is behind `changes` by what is not merged yet. Merging every batch would be freshest, but costs most when a
+few changes touch many files. So a merge waits until as much time has passed as the last one took, and until it writes
+at most a multiple of the changed bytes, unless a change would wait longer than allowed.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
 ROWS_PER_PARTITION = 250_000
-"""Beyond this a partition is worth a task of its own."""
+"""With more rows than this, a partition gets another task."""
 BATCH_GROWTH_MAX = 8
-"""A batch has at most so many times as many changes as the one before, where `maxRowsPerTrigger` limits them."""
+"""How many times larger than the batch before a batch can be, if `maxRowsPerTrigger` limits them."""
 BYTES_PER_ROW = 512
-"""What a change is taken to have."""
+"""The assumed size of a change."""
 
 Survey = Mapping[VBucketId, VBucketStatus]
 Boundaries = Mapping[VBucketId, Sequence[Seqno]]
@@ -51,19 +50,19 @@ NOWHERE = StreamOffset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VBucketRange:
-    """What a task reads of a vbucket: the changes after `start`, to the end of the snapshot that holds `end_seqno`."""
+    """What a task reads of a vbucket: the changes after `start`, to the end of the snapshot with `end_seqno`."""
 
     vbucket: VBucketId
     start: StreamOffset
     end_seqno: Seqno
     branch: Vbuuid
-    """The newest branch when it was planned."""
+    """The newest branch when the range was planned."""
     boundaries: tuple[Seqno, ...] = ()
-    """Seqnos before the start that a rollback can go back to, rising."""
+    """Seqnos before the start to which a rollback can go back, sorted."""
 
     @property
     def changes(self) -> int:
-        """How many it has at most, by its seqnos. A branch to be judged counts as one."""
+        """The most changes that the range can have, by its seqnos. A branch that must be judged counts as one."""
         return max(1, self.end_seqno - self.start.seqno)
 
 
@@ -71,13 +70,13 @@ class VBucketRange:
 
 
 def given_offsets(offsets: Offsets) -> Offsets:
-    """Offsets as a user gives them: where their snapshot is complete, how it began does not matter."""
+    """Normalize a user's offsets: if a snapshot is complete, its start does not matter."""
     whole = {vbucket: at.as_whole() for vbucket, at in offsets.offsets.items() if at.is_complete}
     return offsets.updated(whole)
 
 
 def high_offsets(bucket_uuid: str, survey: Survey) -> Offsets:
-    """The newest offset of every vbucket."""
+    """Return the newest offset of every vbucket."""
     newest = {
         vbucket: StreamOffset.whole(status.failover_log.newest.vbuuid, status.high_seqno)
         for vbucket, status in survey.items()
@@ -86,12 +85,12 @@ def high_offsets(bucket_uuid: str, survey: Survey) -> Offsets:
 
 
 def starting_point(offset: StreamOffset, status: VBucketStatus) -> StreamOffset:
-    """What to ask the server with, so that it judges an offset by all that may have been read.
+    """Return the offset for the stream request, with which the server judges everything that may have been read.
 
     The server compares the end of the snapshot with where the histories part (kv_engine,
-    docs/dcp/documentation/rollback.md; `protocol.failover_log.decide_rollback`). No snapshot that was read of the
-    newest branch can have gone further than that branch goes now. On any other branch it is not known how far it went:
-    then the server demands a rollback, and the reader goes back to a boundary.
+    docs/dcp/documentation/rollback.md; `protocol.failover_log.decide_rollback`). A snapshot that was read from the
+    newest branch can't reach beyond that branch's current end. For any other branch its reach is unknown: then the
+    server demands a rollback, and the reader goes back to a boundary.
     """
     if not offset.seqno or offset.is_whole:
         return offset
@@ -101,8 +100,8 @@ def starting_point(offset: StreamOffset, status: VBucketStatus) -> StreamOffset:
 
 
 def contradictions(offsets: Offsets, survey: Survey) -> list[VBucketId]:
-    """The vbuckets that end before an offset on their newest branch. A failover in the middle of a survey looks like
-    this, and so does a server that has lost its newest changes: a second survey shows which."""
+    """Return the vbuckets that end before an offset on their newest branch. That happens during a failover, and if a
+    server has lost its newest changes: a second survey distinguishes the two."""
     return [
         vbucket
         for vbucket, status in survey.items()
@@ -122,7 +121,7 @@ def plan_ranges(
     boundaries: Boundaries | None = None,
     target: Mapping[VBucketId, Seqno] | None = None,
 ) -> list[VBucketRange]:
-    """The range of every vbucket that has something new. With `target`, nothing beyond it is asked for."""
+    """Return the range of every vbucket that has something new. With `target`, nothing beyond it is planned."""
     ranges = []
     for vbucket, status in survey.items():
         offset = offsets.get(vbucket) or NOWHERE
@@ -145,15 +144,15 @@ def plan_ranges(
 
 
 def rows_of_bytes(bytes_max: int | None) -> int | None:
-    """A limit in bytes as one in rows: seqnos can be counted, bytes can't."""
+    """Convert a limit in bytes to one in rows, because seqnos can be counted in advance, and bytes can't."""
     return None if bytes_max is None else max(1, bytes_max // BYTES_PER_ROW)
 
 
 class RowShare:
-    """How many of the changes that a read goes past are rows of it, about: collections and conditions leave some out.
+    """The approximate share of a read's changes that become rows: collections and conditions leave some out.
 
-    Before the first batch it is what the server says of its collections, or all. Then it is what the batches had, the
-    newest counting most.
+    Before the first batch, it comes from the server's counts per collection, or is 1. Then it is the share of the
+    batches so far, of which the newest counts most.
     """
 
     def __init__(self, expected: float = 1.0) -> None:
@@ -161,11 +160,11 @@ class RowShare:
         self._changes = self._rows = 0.0
 
     def on_batch(self, ranges: Iterable[VBucketRange], *, rows: int) -> None:
-        """These have been read, and had so many rows."""
+        """Learn from a batch: the ranges that were read, and how many rows they had."""
         self._changes = self._changes / 2 + sum(it.changes for it in ranges)
         self._rows = self._rows / 2 + rows
         if self._changes:
-            # No rows in some vbuckets say little of the next ones, so batches do not grow faster than this.
+            # A few vbuckets without rows say little about the next ones, so this bounds the growth of batches.
             least = self.value / BATCH_GROWTH_MAX
             self.value = min(1.0, max(least, self._rows / self._changes))
 
@@ -177,10 +176,10 @@ def limit_ranges(
     last_read: Mapping[VBucketId, int],
     row_share: float = 1.0,
 ) -> list[VBucketRange]:
-    """As many whole ranges as have no more than `rows_max` rows together, and at least one.
+    """Choose whole ranges that together have at most `rows_max` rows, but at least one range.
 
-    Those that were read longest ago come first (`last_read` counts batches), so every vbucket has its turn: one that
-    does not fit now is the first of a later batch.
+    Ranges that were read longest ago come first (`last_read` has the batch numbers), so every vbucket gets its turn:
+    one that does not fit now is the first of a later batch.
     """
     waiting = sorted(ranges, key=lambda it: (last_read.get(it.vbucket, -1), it.vbucket))
     if rows_max is None:
@@ -202,13 +201,13 @@ def share_out(
     row_share: float = 1.0,
     group_of: Callable[[VBucketId], int] | None = None,
 ) -> list[tuple[VBucketRange, ...]]:
-    """The ranges in tasks of about the same size.
+    """Distribute the ranges over tasks of about the same size.
 
-    The vbuckets of a task are of one node, so that it needs one connection; or, with `group_of`, all vbuckets of a
+    All vbuckets of a task are on one node, so that it needs one connection; or, with `group_of`, all vbuckets of a
     group are in one task.
     """
     parts: dict[int, list[list[VBucketRange]]] = {}
-    """What is dealt together, by node."""
+    """The units to distribute, by node."""
     if group_of is None:
         for it in ranges:
             parts.setdefault(node_of.get(it.vbucket, -1), []).append([it])
@@ -223,7 +222,7 @@ def share_out(
         wanted = max(1, round(count * sum(map(_changes, held)) / _changes(ranges)))
         dealt: list[list[VBucketRange]] = [[] for _ in range(min(wanted, len(held)))]
         sizes = [0] * len(dealt)
-        # The largest first, each to the task that has least.
+        # The largest first, each to the task that has the least.
         for part in sorted(held, key=_changes, reverse=True):
             least = sizes.index(min(sizes))
             dealt[least] += part
@@ -240,11 +239,11 @@ def _changes(ranges: Iterable[VBucketRange]) -> int:
 
 
 class StreamPlans:
-    """The plans of one stream, in the process that makes them. `headwater.spark.source` says what its offsets mean."""
+    """The plans of one stream, in the process that makes them. `headwater.spark.source` explains its offsets."""
 
     def __init__(self) -> None:
         self._reported: dict[VBucketId, StreamOffset] = {}
-        """Where vbuckets are, as far as tasks have reported it."""
+        """The offsets that tasks have reported."""
         self._last_read: dict[VBucketId, int] = {}
         self._batches = 0
         self._planned: tuple[Offsets, list[VBucketRange]] | None = None
@@ -259,7 +258,7 @@ class StreamPlans:
         rows_max: int | None = None,
         row_share: float = 1.0,
     ) -> Offsets:
-        """Where the batch after `began` ends. `reached` is what the tasks of the batch before it have reported."""
+        """Return the end of the batch after `began`. `reached` is what the tasks of the batch before have reported."""
         self._reported |= reached
         if not began.offsets:
             return high_offsets(began.bucket_uuid, survey)
@@ -272,15 +271,15 @@ class StreamPlans:
 
     @property
     def chosen(self) -> list[VBucketRange]:
-        """What the batch that was planned last reads."""
+        """The ranges of the batch that was planned last."""
         return [] if self._planned is None else self._planned[1]
 
     def starts(self, began: Offsets) -> Offsets:
-        """Where the batch after `began` begins: where the one before was read to, or where it was planned to end.
+        """Return where the batch after `began` starts: where the one before was read to, or was planned to end.
 
-        A reported offset counts only if a repetition of the batch would find it, which knows the offsets alone: it lies
-        on the branch that was planned, and not before the planned end. Else a failover came between a plan and its
-        read, and the next batch goes back to where that one began.
+        A reported offset counts only if a repeated batch, which knows only the offsets, would find it: it is on the
+        planned branch, and not before the planned end. Otherwise a failover came between plan and read, and the next
+        batch goes back to the start of that one.
         """
         known = {}
         for vbucket, at in self._reported.items():
@@ -290,11 +289,11 @@ class StreamPlans:
         return began.updated(known)
 
     def is_planned_here(self, end: Offsets) -> bool:
-        """Whether the batch that ends there was planned by this process; else it is repeated after a crash."""
+        """Return whether this process planned the batch that ends there; if not, Spark repeats it after a crash."""
         return self._planned is not None and self._planned[0] == end
 
     def ranges(self, began: Offsets, end: Offsets, survey: Callable[[], Survey]) -> list[VBucketRange]:
-        """What the batch between two offsets reads. From here on the offsets that it begins at do not count."""
+        """Return the ranges of the batch between two offsets. Reported offsets of its vbuckets are dropped."""
         if self._planned is not None and self._planned[0] == end:
             ranges = self._planned[1]
         elif began.offsets:
@@ -314,10 +313,10 @@ class StreamPlans:
 
 
 def _planned_offset(it: VBucketRange) -> StreamOffset:
-    """Where a range ends, as far as that is known before it is read; and, as the start, the last whole offset.
+    """Return the end of a range, as far as known before it is read, with the last whole offset as the snapshot start.
 
-    It is never a whole offset itself: a snapshot may go beyond it. Where the branch is another one the range may have
-    to be rolled back first, to an offset that is not known yet.
+    It is never a whole offset: a snapshot may go beyond it. On another branch, the range may first have to be rolled
+    back, to an offset that is not known yet.
     """
     start = it.start.snapshot_start if it.branch == it.start.vbuuid else Seqno(0)
     end = max(it.end_seqno, start + 1)
@@ -325,7 +324,7 @@ def _planned_offset(it: VBucketRange) -> StreamOffset:
 
 
 def _repeated_start(began: StreamOffset, end: StreamOffset) -> StreamOffset:
-    """Where the batch between two offsets begins: where the first attempt began, if the end says so."""
+    """Return where the batch between two offsets starts: where the first attempt started, if the end shows that."""
     if began.is_whole or end.snapshot_start < began.seqno:
         return began
     return StreamOffset.whole(began.vbuuid, end.snapshot_start)
@@ -335,10 +334,10 @@ def _repeated_start(began: StreamOffset, end: StreamOffset) -> StreamOffset:
 
 
 def plan_read(start: Offsets, wanted: Offsets | None, survey: Survey) -> list[VBucketRange]:
-    """What a read from `start` to the offsets that are wanted, or to now, has to read.
+    """Return the ranges of a batch read from `start` to the offsets in `wanted`, or to now.
 
-    It has no row for a rollback, and no later batch would make up for one: start and end must lie on the newest branch.
-    Vbuckets that the survey does not have are not read.
+    Such a read has no rows for rollbacks, and no later batch corrects it: start and end must be on the newest branch.
+    Vbuckets that the survey lacks are not read.
     """
     for vbucket, status in survey.items():
         offset = start[vbucket]
@@ -356,7 +355,7 @@ def plan_read(start: Offsets, wanted: Offsets | None, survey: Survey) -> list[VB
 
 
 def _shared_seqno(vbuuid: Vbuuid, status: VBucketStatus) -> int:
-    """Up to where the newest branch has what a branch has."""
+    """Return the seqno up to which a branch is part of the newest branch."""
     return status.failover_log.branch_end(vbuuid, high_seqno=status.last_seqno) or 0
 
 
@@ -382,36 +381,36 @@ WRITE_BYTES_S = 64 * 1024
 _SURVEYS_MAX = 256
 _SLOW_MERGES = 3
 _LATE = 1.1
-"""A merge that is begun in time may end a little later than it was expected to."""
+"""Tolerance for a merge that started in time but took a little longer than expected."""
 
 
 @suggest_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
-    """How fresh `documents` is kept."""
+    """How fresh to keep `documents`."""
 
     wait_s_max: float = WAIT_S_MAX
     """The longest time that a change waits to be merged, if the machine can keep up."""
     merge_share: float = MERGE_SHARE
-    """The share of the time that merging may take while no change waits for longer than that: from 0 to 1."""
+    """The share of time for merging, from 0 to 1, while no change waits longer than that."""
     write_ratio: float = WRITE_RATIO
-    """While no change waits for longer than that, merges write at most this many times the bytes that changed…"""
+    """While no change waits longer than that, merges write at most this many times the changed bytes…"""
     write_bytes_s: float = WRITE_BYTES_S
     """…plus this many bytes a second, so that small tables are merged at once."""
 
 
 class MergeClock:
-    """When it is time to merge."""
+    """Decides when to merge."""
 
     def __init__(self, rules: Freshness) -> None:
         self._rules = rules
         self._ended_s = float("-inf")
         self._took_s = 0.0
         self._slow = 0
-        """How many merges in a row were slow."""
+        """The number of slow merges in a row."""
 
     def on_merged(self, *, began_s: float, ended_s: float, waited_s: float = 0.0) -> None:
-        """When a merge began, the oldest change had waited for `waited_s`."""
+        """A merge has ended. When it began, the oldest change had waited for `waited_s`."""
         took_s, rested_s = ended_s - began_s, began_s - self._ended_s
         is_slow = took_s > rested_s or waited_s + took_s > _LATE * self._rules.wait_s_max
         self._slow = self._slow + 1 if is_slow else 0
@@ -419,11 +418,11 @@ class MergeClock:
 
     @property
     def is_behind(self) -> bool:
-        """Merges take more than half of the time again and again, or changes wait for longer than they may."""
+        """Whether merges repeatedly took more than half of the time, or changes waited longer than they may."""
         return self._slow >= _SLOW_MERGES
 
     def is_due(self, *, now_s: float, waited_s: float, changed_bytes: float = 0, expected_bytes: float = 0) -> bool:
-        """Whether to merge now, when the oldest change has waited for `waited_s`.
+        """Return whether to merge now, when the oldest change has waited for `waited_s`.
 
         `changed_bytes` wait in `changes`, and the merge is expected to write `expected_bytes`.
         """
@@ -437,25 +436,25 @@ class MergeClock:
 
 
 class LandingLag:
-    """How far `changes` is behind the bucket. May be used from several threads."""
+    """The lag of `changes` behind the bucket. May be used from several threads."""
 
     def __init__(self, held: Offsets, *, as_of_s: float | None) -> None:
-        """`as_of_s` is what the tables say of themselves: when the bucket was last known to be in them."""
+        """`as_of_s` is recorded in the tables: the time up to which they are known to contain everything."""
         self._lock = threading.Lock()
         self._surveys: list[tuple[float, dict[VBucketId, StreamOffset]]] = []
-        """Times and newest offsets, oldest first, that the tables do not hold everything of."""
+        """Surveys that the tables do not fully contain yet: times and newest offsets, oldest first."""
         self._apart_s = 0.0
         self._high: Mapping[VBucketId, Seqno] | None = None
         self._last: Mapping[VBucketId, Seqno] = {}
-        """With the prepares and aborts at the ends of vbuckets, which the tables may have passed."""
+        """The last seqnos with the prepares and aborts at the ends of vbuckets, which the tables may have passed."""
         self._as_of_s = as_of_s
         self._held = held
 
     @property
     def seqnos(self) -> int | None:
-        """How many seqnos the bucket has that the tables do not.
+        """The number of seqnos that the bucket has and the tables lack.
 
-        None where that is not known: the bucket can't be asked, or a failover has taken back what the tables hold.
+        None if unknown: the bucket is unreachable, or a failover has taken back what the tables contain.
         """
         with self._lock:
             if self._high is None:
@@ -465,7 +464,7 @@ class LandingLag:
 
     @property
     def as_of_s(self) -> float | None:
-        """Everything that was written to the bucket before this time is in the tables."""
+        """Everything written to the bucket before this time is in the tables."""
         with self._lock:
             return self._as_of_s
 
@@ -474,17 +473,17 @@ class LandingLag:
         return None if as_of_s is None else max(0.0, now_s - as_of_s)
 
     def on_high_seqnos(self, high_seqnos: Mapping[VBucketId, Seqno]) -> None:
-        """The bucket was asked how far its vbuckets are."""
+        """The bucket has returned its high seqnos."""
         with self._lock:
             self._high = high_seqnos
 
     def on_unreachable(self) -> None:
-        """The bucket can't be asked: how far it is, is not known."""
+        """The bucket can't be reached, so its high seqnos are unknown."""
         with self._lock:
             self._high = None
 
     def on_survey(self, survey: Survey, *, at_s: float) -> None:
-        """The bucket was asked at this time, or a little later, how far its vbuckets are and on which branch."""
+        """The bucket was surveyed at this time, or a little later."""
         newest = dict(high_offsets("", survey).offsets)
         with self._lock:
             self._high = {vbucket: at.seqno for vbucket, at in newest.items()}
@@ -494,12 +493,12 @@ class LandingLag:
             if len(self._surveys) > 1 and at_s - self._surveys[-2][0] < self._apart_s:
                 del self._surveys[-1]
             elif len(self._surveys) > _SURVEYS_MAX:
-                # The lag is long by now: surveys that are twice as far apart show it well enough.
+                # The lag is long by now: fewer surveys, twice as far apart, show it well enough.
                 self._apart_s = 2 * (at_s - self._surveys[0][0]) / len(self._surveys)
                 self._surveys = self._surveys[::2]
 
     def on_offsets(self, held: Offsets, *, is_missing: bool = False) -> None:
-        """The tables hold this now; with `is_missing` they have lost something that they held."""
+        """The tables contain this now. With `is_missing`, they have lost something that they contained."""
         with self._lock:
             self._held = held
             if is_missing:
@@ -507,14 +506,14 @@ class LandingLag:
             self._settle()
 
     def _ahead(self, vbucket: VBucketId, high: Seqno) -> int:
-        """How many seqnos a vbucket is ahead of the tables; below 0 where they hold what it does not."""
+        """Return how many seqnos a vbucket is ahead of the tables; below 0 if the tables have more than it."""
         offset = self._held.get(vbucket)
         held = 0 if offset is None else offset.seqno
         return 0 if high < held <= self._last.get(vbucket, high) else high - held
 
     def _settle(self) -> None:
-        """The newest survey that the tables hold all of says since when they do. Those before it say nothing more: a
-        failover may have left them with seqnos that will never come."""
+        """Take `as_of_s` from the newest survey that the tables fully contain. Drop that and earlier ones: after a
+        failover, those may have seqnos that never come."""
         for number in range(len(self._surveys) - 1, -1, -1):
             at_s, newest = self._surveys[number]
             if all(self._holds(vbucket, at) for vbucket, at in newest.items()):
@@ -524,7 +523,7 @@ class LandingLag:
                 return
 
     def _holds(self, vbucket: VBucketId, newest: StreamOffset) -> bool:
-        """Whether the tables have what a vbucket had. On another branch the same seqnos are other changes."""
+        """Return whether the tables have what a vbucket had. On another branch, the same seqnos are other changes."""
         offset = self._held.get(vbucket)
         if offset is None or not offset.seqno:
             return not newest.seqno

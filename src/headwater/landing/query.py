@@ -1,11 +1,11 @@
-"""The landing pipeline: a bucket into Delta tables, batch by batch, exactly.
+"""The landing pipeline: copies a bucket into Delta tables, batch by batch, exactly once.
 
-`Landing` says what is landed where. `start` checks that it can work, makes the tables' directory, and returns a
-`LandingQuery`, which has the methods of Spark's StreamingQuery. `loop` does the work on the driver, `tasks` and the
+`Landing` has the settings of a landing. `start` checks them, creates the tables' directory, and returns a
+`LandingQuery`, which has the methods of Spark's StreamingQuery. `loop` does the work on the driver; `tasks` and the
 lake do it in the tasks. `headwater.landing.land` and the command line call this.
 
-The tables are the only memory: a run that died has either committed a batch or has not begun it, and the next run
-continues from there. So no state may be kept outside of them.
+The tables are the only state: a run that died has either committed a batch or not, and the next run resumes after the
+last commit. So no state may be kept outside of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from headwater.options import parse_interval_s
 from headwater.phrases import counted
 
 LAG_EVERY_S = 1.0
-"""How often the bucket is asked how far it is, for the lag."""
+"""How often the bucket's high seqnos are requested, for the lag."""
 _PROGRESS_KEPT = 100
 _CANCEL_EVERY_S = 0.5
 _POLL_S = 0.05
@@ -57,30 +57,29 @@ OnBatch = Callable[[LandedBatch], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landing:
-    """A bucket, a directory, and how the one gets into the other."""
+    """The settings of a landing: a bucket, a directory, and how to land the bucket there."""
 
     source: Mapping[str, str]
     """Options of the `dcp` source."""
     into: str
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of the object store that `into` is in."""
+    """Options of the object store that contains `into`."""
     lake: LakeSettings = field(default_factory=LakeSettings)
     fresh: Freshness = field(default_factory=Freshness)
     upkeep: Upkeep = field(default_factory=Upkeep)
     groups: int | None = None
-    """Into how many parts new tables are cut, and stay; None for as many as the documents need, now and later."""
+    """The number of parts of new tables, which is then fixed; None adapts it to the number of documents."""
     iceberg: IcebergSettings | None = None
-    """Have `changes` and `documents` as Iceberg tables, too."""
+    """Publish `changes` and `documents` as Iceberg tables, too."""
     catalog: CatalogSettings | None = None
     """Register all tables, and keep them registered."""
     transform: Transform | None = None
-    """What all changes go through before they are written; see `headwater.lake.chosen_rows`."""
+    """The function that changes pass through before they are written; see `headwater.lake.chosen_rows`."""
     consistent: bool = False
-    """Every version of `documents` is a state that the bucket had. It takes a server that keeps history."""
+    """Make every version of `documents` a state that the bucket had. The server must keep history."""
 
     def prepare(self) -> Lake:
-        """Check the bucket and the options, and make the tables' directory. If something can't work, this raises before
-        it makes anything."""
+        """Check the bucket and the options, and open or create the tables. If a check fails, nothing is created."""
         options = SourceOptions.make(self.source)
         scopes, collections = options.read.scopes, options.read.collections
         if options.columns or options.mode is not Mode.CHANGES:
@@ -108,7 +107,7 @@ class Landing:
             raise _no_iceberg_variants()
         transform = None if self.transform is None else self.transform.name
         location = Location.of(self.into, self.storage_options)
-        # Raises where the bucket is not there.
+        # Raises if the bucket does not exist.
         bucket = bootstrap(options.settings).cluster_map
         if self.consistent:
             with contextlib.closing(BucketWatch(options)) as watch:
@@ -127,7 +126,7 @@ class Landing:
                 raise _no_iceberg_variants()
             return lake
         if scopes or collections:
-            # Raises where what is wanted of the bucket is not there.
+            # Raises if a requested scope or collection does not exist.
             CollectionNames(look_at_bucket(options.settings).manifest).select(scopes=scopes, collections=collections)
         _check_empty(location)
         return Lake.create(
@@ -150,9 +149,9 @@ class Landing:
         on_batch: OnBatch | None = None,
         lake: Lake | None = None,
     ) -> LandingQuery:
-        """Land what the bucket has now and end; with `every`, such as "5 seconds" or 5.0, continue until it is stopped.
+        """Land what the bucket has now and end. With `every`, such as "5 seconds" or 5.0, continue until stopped.
 
-        `lake` is what `prepare` returned, for a caller that does something in between.
+        `lake` is the result of `prepare`, for callers that do something in between.
         """
         every_s = parse_interval_s(every) if isinstance(every, str) else every
         options = SourceOptions.make(self.source)
@@ -163,7 +162,7 @@ class Landing:
             )
         lake = lake or self.prepare()
         options = replace(options, seen=(*options.seen, *_seen_collections(lake, options)))
-        # `ChosenRows` leaves out what the lake is landed without.
+        # The source filters nothing: `ChosenRows` drops what the lake leaves out.
         options = replace(options, where=Conditions(), system=True)
         if self.consistent:
             options = replace(options, read=replace(options.read, history=True))
@@ -179,11 +178,11 @@ class Landing:
         return runner.session_catalog(settings.name_in_session)
 
 
-# --- what is checked before it begins ---------------------------------------------------------------------------------
+# --- checks before the start ------------------------------------------------------------------------------------------
 
 
 def _check_same_options(lake: Lake, options: SourceOptions, groups: int | None) -> None:
-    """Raise if the options differ from those of the tables: what was left out once is never landed later."""
+    """Raise if the options differ from those of the tables: changes that were left out once are never landed later."""
     where = lake.location.uri
     if groups is not None and lake.facts.groups != min(groups, lake.facts.vbuckets):
         raise InvalidInput(f"the tables in {where} have {lake.facts.groups} groups", hint="Omit the number of groups")
@@ -199,7 +198,7 @@ def _check_same_options(lake: Lake, options: SourceOptions, groups: int | None) 
         )
     before = before or Selection()
     if options.system and not before.system:
-        # A landing keeps the settings that it began with.
+        # A landing keeps the settings with which it began.
         raise InvalidInput(
             f"the tables in {where} were landed without the records of the system",
             hint="Omit system, or land into another directory",
@@ -220,16 +219,16 @@ def _no_iceberg_variants() -> InvalidInput:
 
 
 def _documents(options: SourceOptions) -> int:
-    """How many documents the bucket has, or 0 if the server does not count them or does not answer: the landing itself
-    waits for nodes that are away, but the number of groups is not worth a wait."""
+    """Return the number of documents in the bucket, or 0 if the server does not count them or is unreachable: the
+    landing itself waits for missing nodes, but the number of groups is not worth a wait."""
     with contextlib.suppress(HeadwaterError), Surveyor(options.settings) as surveyor:
         return surveyor.documents()
     return 0
 
 
 def _check_empty(into: Location) -> None:
-    """Raise if the directory holds something else, which is most likely a mistake. What an interrupted creation of the
-    first table has left is allowed."""
+    """Raise if the directory contains something else, which is most likely a mistake. Remains of an interrupted
+    creation of the first table are allowed."""
     unfinished = {"_delta_log", STATE_FOLDER}
     others = [
         name
@@ -243,7 +242,7 @@ def _check_empty(into: Location) -> None:
 
 
 def _names_in(directory: Location) -> list[str]:
-    """What a directory holds; nothing where there is none."""
+    """Return the names in a directory; empty if it does not exist."""
     try:
         return [entry.name for entry in directory.entries()]
     except OSError as error:
@@ -253,7 +252,7 @@ def _names_in(directory: Location) -> list[str]:
 
 
 def _seen_collections(lake: Lake, options: SourceOptions) -> list[SeenCollection]:
-    """The collections that were there when the tables were made. One that is missing now has been dropped."""
+    """Return the collections that existed when the tables were made. One that is missing now has been dropped."""
     wanted = [SeenCollection(str(name)) for name in (*options.read.scopes, *options.read.collections)]
     return [*wanted, *(SeenCollection(name, id_) for id_, name in lake.state.collections.items())] if wanted else []
 
@@ -262,11 +261,11 @@ def _or_unknown(number: float | None) -> str:
     return "unknown" if number is None else f"{number:,.1f}" if isinstance(number, float) else f"{number:,}"
 
 
-# --- a landing that runs ----------------------------------------------------------------------------------------------
+# --- a running landing ------------------------------------------------------------------------------------------------
 
 
 class LandingQuery:
-    """A landing that runs, in a thread of the driver. The names are those of Spark's StreamingQuery."""
+    """A running landing, in a thread of the driver. It has the names of Spark's StreamingQuery."""
 
     def __init__(
         self,
@@ -336,7 +335,7 @@ class LandingQuery:
         return html_facts(self.name, facts)
 
     def say_where(self, *, page: str | None = None, node_page: str | None = None) -> None:
-        """Note where the landing's own page is, and that of the node it reads from."""
+        """Record the URL of the landing's own page, and that of the node from which it reads."""
         with self._noting:
             self._note = replace(self._note, page=page or self._note.page, node_page=node_page or self._note.node_page)
         self._keep_note()
@@ -350,7 +349,8 @@ class LandingQuery:
         return self._thread.is_alive()
 
     def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802
-        """Wait for the end, at most `timeout` seconds. Returns whether the landing has ended; raises what ended it."""
+        """Wait at most `timeout` seconds for the end. Returns whether it has come; raises the error that ended the
+        landing."""
         self._thread.join(timeout)
         if self._thread.is_alive():
             return False
@@ -359,8 +359,8 @@ class LandingQuery:
         return True
 
     def processAllAvailable(self) -> None:  # noqa: N802
-        """Wait until everything that is in the bucket now is in all tables. Raises what ends the landing before that,
-        and `TablesSetAside` if some tables can't be updated."""
+        """Wait until everything that is in the bucket now is in all tables. Raises the error that ends the landing
+        earlier, and `TablesSetAside` if some tables can't be updated."""
         asked_s = time.time()
         while not self.awaitTermination(_POLL_S):
             as_of_s = self._loop.lag.as_of_s
@@ -372,7 +372,7 @@ class LandingQuery:
         """Stop the landing. A batch that is not committed yet is dropped. `on_batch` may call this."""
         self._loop.stop()
         while self._thread.is_alive() and threading.current_thread() is not self._thread:
-            # A job that is just being started may not be known yet to what cancels.
+            # The runner may not know a job yet that is just starting, so cancel repeatedly.
             self._runner.cancel()
             self._thread.join(_CANCEL_EVERY_S)
 
@@ -391,7 +391,7 @@ class LandingQuery:
 
     @property
     def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802
-        """Of the last batch; None where this run has not landed one."""
+        """The progress of the last batch; None if this run has not landed one."""
         return self._progress[-1] if self._progress else None
 
     @property
@@ -400,12 +400,12 @@ class LandingQuery:
 
     @property
     def landing_status(self) -> LandingStatus:
-        """How it stands now."""
+        """The current state."""
         return self._loop.status(is_active=self.isActive)
 
     @property
     def note(self) -> LandingNote:
-        """The same, with where it reads from and what has ended it. The time of one that has ended is when it did."""
+        """The current state with the source and the failure, if any. After the end, its time is that of the end."""
         if not self._note.is_running:
             return self._note
         failure = None if self._failure is None else str(self._failure)[:_FAILURE_CHARS_MAX]
@@ -425,13 +425,13 @@ class LandingQuery:
             self._loop.run()
         except BaseException as error:
             self._failure = error
-        # A store that could not be reached for the tables would make us wait in vain once more, and a lake that is gone
-        # has no place for a note.
+        # If the store could not be reached for the tables, a note would only wait in vain again; a lake that is gone
+        # has no place for one.
         if not isinstance(self._failure, LakeUnreachable | LakeGone):
             self._keep_note(is_running=False)
 
     def _keep_note(self, *, is_running: bool = True) -> None:
-        """Write the status beside the tables. The landing does not end if that fails."""
+        """Write the status beside the tables. A failure of that does not end the landing."""
         with self._noting:
             if not self._note.is_running:
                 return
@@ -440,7 +440,7 @@ class LandingQuery:
             try:
                 keep_landing(self._location, self._note)
             except (LakeFull, LakeGone):
-                # The loop meets the same, and says so.
+                # The loop runs into the same error, and reports it.
                 pass
             except (OSError, LakeError) as error:
                 about = fields(event=LogEvent.LANDING_NOT_NOTED, error=type(error).__name__, reason=str(error))
@@ -464,7 +464,7 @@ class LandingQuery:
             self._on_batch(landed)
 
     def _ask_for_lag(self) -> None:
-        """Ask for the lag independently of batches, so that it also shows a batch that never ends."""
+        """Request the high seqnos independently of batches, so that the lag also shows a batch that never ends."""
         surveyor: Surveyor | None = None
         noted_s = float("-inf")
         while self._thread.is_alive() and not self._loop.is_stopping:
@@ -475,7 +475,7 @@ class LandingQuery:
                 surveyor = surveyor or Surveyor(self._options.settings)
                 self._loop.lag.on_high_seqnos(surveyor.high_seqnos())
             except HeadwaterError:
-                # The batches say what is wrong, and end if it does not get better.
+                # The batches report the error, and fail if it persists.
                 self._loop.lag.on_unreachable()
                 surveyor = None
             self._thread.join(LAG_EVERY_S)

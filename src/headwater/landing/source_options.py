@@ -1,9 +1,9 @@
-"""The options of `format("dcp")`, read and checked.
+"""The options of `format("dcp")`: parses and checks them.
 
-The source makes `SourceOptions` from the texts that Spark hands over, and `headwater.spark.land` makes such texts from
-its keywords; names, defaults and help are those of the fields. A password comes from the option
-`password`, whose value Spark hides in plans and pages because of its name, from a file (`passwordFile`), or from the
-environment (`HEADWATER_PASSWORD`). It must never stand in a `repr` or in an error.
+The source makes `SourceOptions` from the texts that Spark passes, and `headwater.spark.land` makes such texts from its
+keywords; names, defaults and help are those of the fields. A password comes from the option `password`, whose value
+Spark hides in plans and pages because of its name, from a file (`passwordFile`), or from the environment
+(`HEADWATER_PASSWORD`). It must never appear in a `repr` or in an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from headwater.landing.bucket_watch import SeenCollection
 
 _VBUCKETS_MAX = 65_536
-"""Their numbers have 16 bits."""
+"""Vbucket numbers have 16 bits."""
 TEXT_COLUMNS = ("op", "scope", "collection", "key")
 
 _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
@@ -52,22 +52,22 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions on rows that `dcp` applies itself, so that other rows are not read, or not handed to Spark.
+    """Conditions on rows that `dcp` applies itself, so that other rows are not read, or not passed to Spark.
 
-    All of them must hold. Those on five columns limit what is read: `vbucket` and `key` choose the vbuckets, `scope`
-    and `collection` what the server sends of them (in a read that is no stream). The tasks filter by all others. They
-    come from the option `where`, as a text (`headwater.lake.where`), and from Spark, which hands the filters of a query
-    to a source (`pushFilters`).
+    All of them must hold. Conditions on five columns limit what is read: `vbucket` and `key` select the vbuckets,
+    `scope` and `collection` what the server sends of them (in a batch read). The tasks apply all other conditions.
+    They come from the option `where`, as a text (`headwater.lake.where`), and from Spark, which passes the filters of
+    a query to a source (`pushFilters`).
 
-    Those that limit what is read are kept as the values that a column may have. That is all that `=` and `IN` need, and
-    vbuckets have so few numbers that `<` and `BETWEEN` can be written like this, too. A column that is not named may
-    have any. Null is none of them.
+    Conditions that limit what is read are stored as the values that a column may have. That covers `=` and `IN`, and,
+    because vbuckets have so few numbers, also `<` and `BETWEEN` on vbuckets. A column without an entry may have any
+    value. Null never matches.
     """
 
     allowed: Mapping[str, frozenset[Any]] = field(default_factory=dict)
     others: tuple[Condition, ...] = ()
     text: str = field(default="", compare=False)
-    """Where they come from a text."""
+    """The text that was parsed, if any."""
 
     def __bool__(self) -> bool:
         return bool(self.allowed or self.others)
@@ -78,7 +78,7 @@ class Conditions:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of changes that they are on."""
+        """The columns of changes that the conditions use."""
         from headwater.lake.where import operands_of
 
         others = (it.column for one in self.others for it in operands_of(one) if it.column)
@@ -86,19 +86,18 @@ class Conditions:
 
     @property
     def need_values(self) -> bool:
-        """Whether they are on fields of documents, or on datatypes: a server that leaves values out leaves these out,
-        too."""
+        """Whether they use fields of documents, or datatypes: a server that omits values omits these, too."""
         from headwater.lake.where import operands_of
 
         return "datatype" in self.columns or any(it.path for one in self.others for it in operands_of(one))
 
     def is_same(self, other: Conditions) -> bool:
-        """Whether both are written with the same literals: to Python, 1 and TRUE are equal."""
+        """Whether both have the same literals. Compares the repr, because in Python 1 equals True."""
         return self.allowed == other.allowed and repr(self.others) == repr(other.others)
 
     @classmethod
     def one(cls, column: str, operator: str, values: Collection[Any]) -> Conditions | None:
-        """A single condition; None for one that can't be applied here. `values` are one, or several for `IN`."""
+        """Make a single condition; None if it can't be applied here. `values` has one value, or several for `IN`."""
         if operator in _COMPARISONS:
             (bound,) = values
             if column != "vbucket" or not _is_whole(bound):
@@ -112,7 +111,7 @@ class Conditions:
 
     @classmethod
     def parse(cls, text: str) -> Conditions:
-        """Conditions as SQL writes them, or none for an empty text; `InvalidInput` for what can't be judged here."""
+        """Parse conditions in SQL, or none from an empty text. Raises `InvalidInput` if one can't be applied here."""
         from headwater.lake.where import Comparison, OneOf, Where
 
         found = cls(text=text.strip())
@@ -128,9 +127,9 @@ class Conditions:
     # --- what is read -------------------------------------------------------------------------------------------------
 
     def vbuckets(self, count: int) -> list[VBucketId] | None:
-        """Those of `count` vbuckets that can hold such rows; None for all.
+        """Return those of `count` vbuckets that can contain matching rows; None for all.
 
-        A document is in the vbucket that its key hashes to: clients look for it nowhere else.
+        A document is in the vbucket of its key's hash: clients look for it nowhere else.
         """
         chosen = set(range(count))
         if "vbucket" in self.allowed:
@@ -141,9 +140,9 @@ class Conditions:
         return None if len(chosen) == count else [VBucketId(vbucket) for vbucket in sorted(chosen)]
 
     def selection(self, options: ReadOptions, view: BucketView, ids: Collection[int]) -> ReadOptions | None:
-        """The options for a server that leaves other collections out; None where nothing is left to be read.
+        """Return the options with which the server leaves other collections out; None if nothing is left to read.
 
-        `ids` are the collections that the options select by themselves, where they do.
+        `ids` are the collections that the options select by themselves, if they select any.
         """
         scopes, collections = self.allowed.get("scope"), self.allowed.get("collection")
         if scopes is None and collections is None:
@@ -159,7 +158,7 @@ class Conditions:
         if not view.has_collections:
             return options if wanted else None
         if is_of_all and collections is None:
-            # Whole scopes: their own events do not come with their collections.
+            # Select whole scopes: a filter by collections would omit the events of the scopes.
             there = tuple(scope.name for scope in view.manifest.scopes if scopes is None or scope.name in scopes)
             return replace(options, scopes=there) if there else None
         return replace(options, scopes=(), collections=wanted) if wanted else None
@@ -189,39 +188,39 @@ _OF_OTHERS = {
     "streampersistencepollinginterval": "Use mitigateRollbacks=true",
     "subscribe": "Use collections, or leave it out for all of them",
 }
-"""What Spark's source of Kafka and Couchbase's connector have and this one has not, and what to do instead."""
+"""Options of Spark's Kafka source and Couchbase's connector that this source lacks, and what to use instead."""
 
 
 class ValueForm(StrEnum):
-    """What the column `value` is."""
+    """The type of the column `value`."""
 
     BINARY = "binary"
     STRING = "string"
-    """Bytes that are no UTF-8 become null, and stay in the column `value_bytes`."""
+    """Bytes that are not UTF-8 become null, and remain in the column `value_bytes`."""
     VARIANT = "variant"
-    """JSON documents parsed; null for all others, which stay in the column `value_bytes`."""
+    """Parsed JSON documents; other values become null, and remain in the column `value_bytes`."""
 
 
 class Mode(StrEnum):
-    """What a row is."""
+    """What a row represents."""
 
     CHANGES = "changes"
     DOCUMENTS = "documents"
 
 
 DOCUMENT_COLUMNS = ("scope", "collection", "key", "document")
-"""With `mode=documents`: those that are no fields."""
+"""The columns that are not fields, with `mode=documents`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """Checked options. They travel to the executors."""
+    """Checked options. They are sent to the executors."""
 
     settings: ClientSettings
     read: ReadOptions
     start: Start | Offsets | datetime
     end: Offsets | None
-    """Of a batch read; None for now."""
+    """The end of a batch read; None means now."""
     mode: Mode = option(
         "What a row is: a change (`changes`), or a live document (`documents`) with its fields as columns; see below.",
         Mode.CHANGES,
@@ -297,7 +296,7 @@ class SourceOptions:
 
     @classmethod
     def make(cls, options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SourceOptions:
-        """From the texts that Spark has, whose names are taken in any case."""
+        """Make options from Spark's texts. Their names are not case-sensitive."""
         take = _Taker(options)
         if take("mode") is Mode.DOCUMENTS:
             _check_documents(take)
@@ -330,12 +329,12 @@ SOURCE_OPTIONS = {
     "url": _URL,
     **{name: one for name, one in (CONNECT_OPTIONS | READ_OPTIONS | options_of(SourceOptions)).items() if one.spark},
 }
-"""Those of `format("dcp")`, by their names in Python, in the order in which messages and the page name them."""
+"""The options of `format("dcp")`, by their names in Python, in the order of messages and of the documentation page."""
 _NAMES = {name.lower(): one for one in SOURCE_OPTIONS.values() for name in (one.in_spark, *one.spark_also)}
 
 
 class _Taker:
-    """Takes options by their names in Python, and names them as Spark has them where a value is wrong."""
+    """Returns the values of options by their names in Python. Errors use Spark's names."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given: dict[str, str] = {}
@@ -411,7 +410,7 @@ def _read_options(take: _Taker) -> ReadOptions:
     names = [name for name, one in READ_OPTIONS.items() if one.spark and name not in ("start", "end")]
     given = {name: take(name) for name in names}
     if len(given["scopes"]) == 1 and given["collections"] and not any("." in name for name in given["collections"]):
-        # As Couchbase's connector has it: the collections of a scope, by their own names.
+        # As in Couchbase's connector: collections of a single scope, without its name.
         given["collections"] = tuple(f"{given['scopes'][0]}.{name}" for name in given["collections"])
         given["scopes"] = ()
     columns = frozenset(take("columns"))
@@ -419,14 +418,14 @@ def _read_options(take: _Taker) -> ReadOptions:
         given["no_value"] = bool(columns) and columns < {*DOCUMENT_COLUMNS} and "document" not in columns
     elif columns:
         given["xattrs"] = "xattrs" in columns
-        # A server that leaves the values out leaves their datatypes out as well.
+        # A server that omits values also omits their datatypes.
         given["no_value"] |= columns.isdisjoint(("value", "value_bytes", "datatype", "xattrs"))
     where = take("where")
     if where.need_values and take("no_value"):
         raise InvalidInput("a condition on fields of documents needs their values", hint="Omit noValue")
     if where.need_values:
         given["no_value"] = False
-    # A task reads up to a seqno that was planned, and a snapshot may go on behind it.
+    # A task reads up to a planned seqno, and a snapshot may go on after it.
     return ReadOptions.make(**given, snapshots=Snapshots.AS_THEY_COME)
 
 
@@ -447,7 +446,7 @@ _STARTS = {
     "frombeginning": Start.BEGINNING,
     "fromnow": Start.NOW,
 }
-"""As Spark's own sources have it, and Couchbase's connector."""
+"""The names that Spark's own sources and Couchbase's connector use."""
 
 
 def _parse_start(text: str) -> Start | Offsets | datetime:
@@ -457,7 +456,7 @@ def _parse_start(text: str) -> Start | Offsets | datetime:
 
 
 def _parse_seen(text: str) -> tuple[SeenCollection, ...]:
-    # It needs Arrow, which takes long to import, and `headwater.spark` is imported for its names alone.
+    # Imported here: it needs Arrow, whose import takes long, and `headwater.spark` may be imported only for its names.
     from headwater.landing.bucket_watch import SeenCollection
 
     return tuple(SeenCollection.parse(name.strip()) for name in text.split(",") if name.strip())
@@ -471,13 +470,13 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "where": Conditions.parse,
     "seen_collections": _parse_seen,
 }
-"""Of the options whose values are more than numbers and texts."""
+"""The parsers of options whose values are more than numbers and texts."""
 
 # --- as keywords ------------------------------------------------------------------------------------------------------
 
 
 class SourceKeywords(TypedDict, total=False):
-    """The options of the source as `headwater.spark.land` takes them, and `headwater.spark.read`."""
+    """The options of the source as keywords of `headwater.spark.land` and `headwater.spark.read`."""
 
     user: str
     password: str
@@ -511,7 +510,7 @@ class SourceKeywords(TypedDict, total=False):
 
 
 class FrameKeywords(SourceKeywords, total=False):
-    """What `headwater.spark.read` takes beside the options that tables have, too."""
+    """The keywords of `headwater.spark.read`: those that tables have, too, and these."""
 
     mode: Literal["changes", "documents"]
     end: Offsets | Literal["now"]
@@ -532,9 +531,9 @@ def source_texts(
     known: Collection[str] = frozenset(SourceKeywords.__annotations__),
     beside: Collection[str] = (),
 ) -> dict[str, str]:
-    """The options of the source for the keywords of a function.
+    """Return the source's options for the keywords of a function.
 
-    `beside` are further keywords of the function, which an unknown one may be close to.
+    `beside` are other keywords of the function, to suggest for an unknown one.
     """
     check_keywords(function, keywords, known, beside=beside)
     given = dict(keywords)

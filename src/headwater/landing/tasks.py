@@ -1,22 +1,22 @@
-"""The tasks of a landing: where they run, and what one reads.
+"""The tasks of a landing: where they run, and what each one reads.
 
-A *runner* runs tasks. `headwater.spark.executors.SparkRunner` runs them on the executors of Spark, `LocalRunner` in
-threads here: it needs no Java and starts at once, for a laptop, a cron job or CI.
+A *runner* runs tasks. `headwater.spark.executors.SparkRunner` runs them on Spark's executors, `LocalRunner` in threads
+of this process: that needs no Java and starts immediately, for a laptop, a cron job or CI.
 
-A task reads a few vbuckets, each to the end of the snapshot that holds its planned end. Nothing is cut off, but for
-landings that ask for it, with all versions (`--consistent`).
+A task reads a few vbuckets, each to the end of the snapshot that contains its planned end. It cuts nothing off, except
+for landings that request that, with all versions (`--consistent`).
 
-Between the plan and the read anything may happen, and none of it fails the task:
+Several things may happen between the plan and the read, and none of them fails the task:
 
-* The server has written on. Its snapshot goes beyond the planned end, and all of it is sent (the seed "Protocol Flow",
-  "Reading the Stream") and read: DCP sends a key once a snapshot, in its newest version, so what lies behind the plan
-  may be the only version of a live document.
-* A failover has taken something back. The reader goes back to a boundary, gives the rollback as a row, and goes on with
-  the new branch. (A read that is no stream can't use such a row, and fails.)
-* A node is lost or vbuckets move. The reader follows them.
-* A collection that was asked for is dropped. The server takes no filter on it any more, so the task filters.
+* The bucket was written to. The snapshot goes beyond the planned end, and the server sends all of it (the seed
+  "Protocol Flow", "Reading the Stream"), so the task reads all of it: DCP sends only the newest version of each key in
+  a snapshot, so a row after the planned end may be the only version of a live document.
+* A failover lost changes. The reader goes back to a boundary, returns the rollback as a row, and continues with the
+  new branch. (A batch read can't use such a row, and fails.)
+* A node is lost, or vbuckets move. The reader follows them.
+* A requested collection is dropped. The server no longer accepts it in a filter, so the task filters.
 
-When all is read, `reached` has the offset of every vbucket, which is where the next batch begins.
+At the end, `reached` has the offset of every vbucket, where the next batch starts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 
 THREADS_MAX = 8
-"""More tasks at a time would wait for the interpreter, and each holds memory."""
+"""With more tasks at a time, they would wait for the interpreter lock, and each uses memory."""
 
 
 class JobRunner(Protocol):
@@ -70,26 +70,26 @@ class JobRunner(Protocol):
 
 @runtime_checkable
 class SessionRunner(Protocol):
-    """A runner on a Spark session, whose catalogs tables can be registered in."""
+    """A runner on a Spark session, in whose catalogs tables can be registered."""
 
     def session_catalog(self, name: str | None) -> Catalog: ...
 
 
 class TaskSlots:
-    """How many tasks run at a time, over all jobs that share them. A job that has none does not wait, so a job whose
-    tasks hang on a server that is away holds up no other. A free slot goes to the job that has the fewest, and of these
-    to the one that has waited longest."""
+    """Limits how many tasks run at a time, across all jobs that share the slots. A job without a running task does not
+    wait, so a job whose tasks hang on a missing server does not block others. A free slot goes to the job that has the
+    fewest, and among these to the one that has waited longest."""
 
     def __init__(self, count: int | None = None) -> None:
         self.count = count or min(THREADS_MAX, len(os.sched_getaffinity(0)))
         self._taken: Counter[_Job] = Counter()
         self._waiting: list[_Job] = []
-        """For each thread that waits its job, in the order in which they came."""
+        """The job of each waiting thread, in order of arrival."""
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
     def taken_by(self, job: _Job) -> Iterator[None]:
-        """Wait for a slot, and hold it. A job that is cancelled does not wait."""
+        """Wait for a slot, and hold it during the block. A cancelled job does not wait."""
         with self._changed:
             self._waiting.append(job)
             self._changed.wait_for(lambda: job.is_cancelled() or self._is_next(job))
@@ -109,14 +109,14 @@ class TaskSlots:
         return self._taken.total() < self.count and min(self._waiting, key=self._taken.__getitem__) is job
 
     def wake(self) -> None:
-        """A job was cancelled."""
+        """Wake the threads of a cancelled job."""
         with self._changed:
             self._changed.notify_all()
 
 
 class LocalRunner:
-    """Runs tasks in threads of this process, one for each processor: kernels, Arrow and sockets release the
-    interpreter. A program that ends does not wait for its threads. Runners of several landings share their slots."""
+    """Runs tasks in threads of this process, one per processor: kernels, Arrow and sockets release the interpreter
+    lock. A program that ends does not wait for its threads. Runners of several landings can share their slots."""
 
     def __init__(self, threads: int | None = None, *, slots: TaskSlots | None = None) -> None:
         self._slots = slots or TaskSlots(threads)
@@ -129,7 +129,7 @@ class LocalRunner:
         return results(job.outcomes())
 
     def cancel(self) -> None:
-        """Cancel the job that runs, if there is one. Tasks that read stop at their next batch; no result is used."""
+        """Cancel the running job, if there is one. Tasks that read stop at their next batch; no result is used."""
         if (job := self._job) is not None:
             job.cancel()
 
@@ -138,7 +138,7 @@ _JOB: ContextVar[_Job | None] = ContextVar("job", default=None)
 
 
 def check_cancelled() -> None:
-    """Raise if the job of this task was cancelled. Tasks call it between batches."""
+    """Raise if the job of this task was cancelled. Tasks call this between batches."""
     if (job := _JOB.get()) is not None and job.is_cancelled():
         raise _cancelled()
 
@@ -148,7 +148,7 @@ def _cancelled() -> QueryFailed:
 
 
 class _Job:
-    """Tasks that run together. If one fails, those that have not begun are skipped."""
+    """Tasks that run together. If one fails, those that have not started are skipped."""
 
     def __init__(self, tasks: Sequence[Task], slots: TaskSlots) -> None:
         self._tasks = tasks
@@ -161,7 +161,7 @@ class _Job:
         self._changed = threading.Condition()
 
     def work(self) -> None:
-        """Run one task after the other, in a thread of the pool."""
+        """Run one task after the other, in a thread of the runner."""
         _JOB.set(self)
         is_left = True
         while is_left:
@@ -169,7 +169,7 @@ class _Job:
                 is_left = self._run_next()
 
     def _run_next(self) -> bool:
-        """Run the next task. Returns whether there may be another."""
+        """Run the next task. Returns whether there may be more."""
         with self._changed:
             if self._has_failed or self.is_cancelled() or self._begun == len(self._tasks):
                 return False
@@ -189,7 +189,7 @@ class _Job:
         return True
 
     def outcomes(self) -> list[TaskOutcome]:
-        """Wait for the tasks. Raises at once if the job is cancelled; the tasks then remove their files themselves."""
+        """Wait for the tasks. Raises at once if the job is cancelled; running tasks then remove their own files."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_cancelled() or len(self._ended) == self._wanted)
             if self.is_cancelled():
@@ -219,22 +219,22 @@ _ROLLBACK = OPS.index("rollback")
 
 @dataclass(slots=True, kw_only=True)
 class ShareReading:
-    """One task's read: iterate over it, then look at `reached` and `rows`."""
+    """The read of one task: iterate over it, then get `reached` and `rows`."""
 
     options: SourceOptions
     bucket: PlannedBucket
     ranges: tuple[VBucketRange, ...]
     fails_on_rollback: bool = False
     is_cut: bool = False
-    """Leave out what lies behind the planned ends, which are of one moment. The options ask for all versions then."""
+    """Leave out rows after the planned ends, which are of one moment. The options must then request all versions."""
     reached: dict[VBucketId, StreamOffset] = field(default_factory=dict)
     rows: int = 0
-    """How many it has had so far."""
+    """The number of rows so far."""
     missed: str | None = None
-    """Why it could not be cut there, with `is_cut`: it has to be planned again."""
+    """With `is_cut`: why the read could not be cut there and has to be planned again."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """The rows, in the client's schema."""
+        """Yield the rows, in the client's schema."""
         if not self.ranges:
             return
         self.reached = {it.vbucket: it.start for it in self.ranges}
@@ -246,7 +246,7 @@ class ShareReading:
             except (UnknownCollection, UnknownScope):
                 if self.bucket.filtering is not Filtering.BY_SERVER or not self.bucket.ids:
                     raise
-                # Dropped since the plan was made, so the server refuses the filter. Go on from there without.
+                # A collection was dropped since the plan, so the server refuses the filter. Continue without it.
                 yield from self._read(self.bucket.filtered_by_task(self.options.read))
             except NoConsistentCut as error:
                 self.missed = error.reason
@@ -262,7 +262,7 @@ class ShareReading:
                     raise _rolled_back(it.vbucket)
 
     def _cut_reached(self) -> None:
-        """Say where the rows end that were kept. With all versions, any seqno is the end of a snapshot."""
+        """Set `reached` to where the kept rows end. With all versions, any seqno is the end of a snapshot."""
         for it in self.ranges:
             offset = self.reached[it.vbucket]
             if offset.vbuuid != it.branch:
@@ -271,11 +271,11 @@ class ShareReading:
 
     @staticmethod
     def _end_of(it: VBucketRange) -> Seqno:
-        """Behind this nothing is kept. A start that lies there was read before."""
+        """Return the last seqno to keep: the planned end, or the start if that is higher."""
         return max(it.end_seqno, it.start.seqno)
 
     def _before_cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows up to the planned ends, whose snapshots end there for the tables."""
+        """Keep the rows up to the planned ends, and end their snapshots there."""
         ends = np.zeros(max(it.vbucket for it in self.ranges) + 1, dtype=np.uint64)
         for it in self.ranges:
             ends[it.vbucket] = self._end_of(it)
@@ -287,7 +287,7 @@ class ShareReading:
         return batch.set_column(at, batch.schema.field(at), snapshot_ends).filter(keep)
 
     def _pass_over(self) -> Iterator[pa.RecordBatch]:
-        """All that was asked for has been dropped, so there is nothing to read but rollbacks."""
+        """Everything requested has been dropped: move the offsets to the planned ends, and read only rollbacks."""
         parted = [it for it in self.ranges if it.start.seqno and it.branch != it.start.vbuuid]
         for it in self.ranges:
             if it not in parted:
@@ -322,9 +322,9 @@ class ShareReading:
 
 
 class PlannedClient(blocking_client.Client):
-    """A client that takes the bucket as the planner saw it, and makes no connection to look at it again.
+    """A client that uses the planner's view of the bucket, and makes no connection to look at it again.
 
-    A map that is out of date does no harm: a read follows its vbuckets wherever they are.
+    An outdated map does no harm: a read follows its vbuckets wherever they are.
     """
 
     def __init__(self, settings: ClientSettings, view: BucketView) -> None:
@@ -337,7 +337,7 @@ class PlannedClient(blocking_client.Client):
 
 
 def _wanted(batch: pa.RecordBatch, bucket: PlannedBucket) -> pa.RecordBatch:
-    """Without what was not asked for, where the server could not filter. Rollbacks are for every collection."""
+    """Drop rows that were not requested, if the server could not filter. Rollbacks apply to every collection."""
     if bucket.filtering is not Filtering.BY_TASK:
         return batch
     ids = batch.column("collection_id")
@@ -350,14 +350,14 @@ def _wanted(batch: pa.RecordBatch, bucket: PlannedBucket) -> pa.RecordBatch:
 
 
 def rows_chosen(batch: pa.RecordBatch, options: SourceOptions) -> pa.RecordBatch:
-    """Without the rows of the system and those that do not meet conditions, as the options say."""
+    """Drop rows of the system, and rows that do not meet the conditions, as the options say."""
     if not options.system:
         batch = without_system(batch, scope=not options.read.scopes and not options.read.collections)
     return rows_meeting(batch, options.where)
 
 
 def rows_meeting(batch: pa.RecordBatch, conditions: Conditions) -> pa.RecordBatch:
-    """Without the rows that do not meet conditions. A stream needs its rollbacks, whatever else it is asked for."""
+    """Drop rows that do not meet the conditions. Rollbacks stay, because a stream always needs them."""
     marks = [
         _is_in(batch.column(name), conditions.allowed[name]) for name in TEXT_COLUMNS if name in conditions.allowed
     ]
@@ -370,7 +370,7 @@ def rows_meeting(batch: pa.RecordBatch, conditions: Conditions) -> pa.RecordBatc
 
 
 def _is_in(column: pa.Array, values: Collection[str]) -> pa.Array:
-    """Of each row whether it has one of these values; false for null."""
+    """Return for each row whether it has one of these values; false for null."""
     if pa.types.is_dictionary(column.type):
         is_wanted = pc.is_in(column.dictionary, pa.array(sorted(values), column.dictionary.type))
         return is_wanted.take(column.indices).fill_null(False)
@@ -396,7 +396,7 @@ def _rolled_back(vbucket: object) -> ReadRolledBack:
 class LandShare:
     """Read a share of a batch and write it to files of `changes`; in the first batch, the documents as well."""
 
-    # Rows that go from a Spark source to a function pass through Java twice, which took more processor time than
+    # Rows from a Spark source to a Python function pass through Java twice, which took more processor time than
     # reading the bucket and writing the files. So the task of a landing reads the bucket itself.
     options: SourceOptions
     bucket: PlannedBucket
@@ -405,7 +405,7 @@ class LandShare:
     chosen: ChosenRows
     first: FirstDocuments | None = None
     is_cut: bool = False
-    """Nothing behind the planned ends is landed."""
+    """Land nothing after the planned ends."""
 
     def run(self) -> LandedShare:
         reading = ShareReading(options=self.options, bucket=self.bucket, ranges=self.ranges, is_cut=self.is_cut)
@@ -422,10 +422,10 @@ class LandShare:
 
 @dataclass(frozen=True, slots=True)
 class LandedShare:
-    """What a share came to."""
+    """The result of a share."""
 
     report: ChangeReport
     documents: list[Merged]
-    """Of the first batch: documents that need not be merged any more."""
+    """In the first batch: documents that need not be merged any more."""
     missed: str | None = None
-    """Why the share could not be cut where it was planned to be."""
+    """Why the share could not be cut at its planned end."""

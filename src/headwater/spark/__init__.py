@@ -1,12 +1,12 @@
-"""Spark: the `dcp` data source, and the pipeline that lands a bucket in Delta tables.
+"""For Spark: the `dcp` data source, and the pipeline that lands a bucket in Delta tables.
 
     import headwater.spark
 
     headwater.spark.register(spark)
     spark.readStream.format("dcp").option("url", "couchbase://host/bucket").load()
 
-What `__all__` names is public; the modules below may change. PySpark is imported when something is called that needs
-it: the command line and the tables without Spark import modules of this package, too.
+What `__all__` names is public; the modules below may change. PySpark is imported only when a call needs it, because
+the command line and landings without Spark also import modules of this package.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _HOMES = {
     "headwater.spark.session": ("start_session",),
     "headwater.spark.source": ("LagListener",),
 }
-"""By module, what is loaded from it when it is first used."""
+"""For each module, the names that are loaded from it on first use."""
 
 __all__ = [
     "ChangeBatch",
@@ -90,10 +90,10 @@ T = TypeVar("T")
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("dcp")` known to a session, let its workers run this Python, and give them the compiled kernels.
+    """Register `format("dcp")` with a session, make its workers run this Python, and send them the compiled kernels.
 
-    If `PYSPARK_PYTHON` names a Python with this package, Spark also finds the source without it; but then each new
-    executor compiles in its first task, and a server of Spark Connect shows the option `password` in its pages.
+    If `PYSPARK_PYTHON` is a Python with this package, Spark finds the source without this call; but then each executor
+    compiles the kernels in its first task, and Spark Connect servers show the option `password` in their pages.
 
     Raises:
         InvalidInput: The workers run a Python without this package, or PySpark is older than 4.0.
@@ -104,12 +104,12 @@ def register(spark: SparkSession) -> None:
     need_sources()
     from headwater.spark.source import DcpDataSource
 
-    prepare_workers(spark)  # first: a source that is registered stays with the Python of that moment
+    prepare_workers(spark)  # first: a registered source keeps the Python of that moment
     register_source(spark, DcpDataSource)
 
 
 def _on_executors(function: Callable[P, T]) -> Callable[Concatenate[SparkSession, P], T]:
-    """The same function with a session before its other arguments, whose executors run the tasks."""
+    """Return the same function with a session as its first argument, whose executors run the tasks."""
     name, parameters = function.__name__, inspect.signature(function).parameters
 
     @wraps(function)

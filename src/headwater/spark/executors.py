@@ -1,7 +1,6 @@
-"""What runs on the executors of a session: the tasks of a lake, as one Spark job, with the compiled kernels at hand.
+"""Runs the tasks of a lake on the executors of a session, as one Spark job, with the compiled kernels.
 
-`SparkRunner` is the runner of landings and of `headwater verify`. A task that it runs must be picklable, and may be run
-twice.
+`SparkRunner` is the runner of landings and of `headwater verify`. Its tasks must be picklable, and may run twice.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ RESULT_DDL = "number BIGINT, result BINARY"
 
 
 class SparkRunner:
-    """One Spark task for each task of a landing. `name` is what Spark's pages show its jobs under.
+    """Runs one Spark task for each task of a landing. Spark's pages show its jobs as `name`.
 
-    Several may share a session. Each cancels its own jobs only, and has a pool of its own (Spark's "Fair Scheduler
-    Pools"), unless its caller has chosen one: where the session schedules by FAIR, which those that we start do, each
+    Several runners may share a session. Each cancels only its own jobs, and has its own pool (Spark's "Fair Scheduler
+    Pools"), unless its caller has chosen one: in sessions with the FAIR scheduler, such as those that we start, each
     then gets an equal share of the executors.
     """
 
@@ -57,11 +56,11 @@ class SparkRunner:
         self._is_prepared = False
 
     def session_catalog(self, name: str | None) -> Catalog:
-        """The session's catalog of a name, or its current one, for the tables of a landing."""
+        """Return the session's catalog with this name, or its current one, for the tables of a landing."""
         return SessionCatalog(self._spark, name)
 
     def cancel(self) -> None:
-        """End the job that is running, if there is one. For any thread."""
+        """Cancel the running job, if there is one. May be called from any thread."""
         # A session that has ended by itself has nothing to cancel.
         with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
             if is_remote(self._spark):
@@ -88,15 +87,15 @@ class SparkRunner:
         count, job = len(tasks), _RunOne(tuple(pickle.dumps(task) for task in tasks), telemetry.traceparent())
         with self._marked(type(tasks[0])):
             if not is_remote(self._spark):
-                # The first query of a session plans and compiles for seconds, which a job without SQL does not.
+                # The first query of a session spends seconds on planning and compiling; a job without SQL does not.
                 return self._spark.sparkContext.parallelize(range(count), count).map(job.run).collect()
-            # A range has exactly one row in each of its partitions, and needs no shuffle.
+            # A range has exactly one row per partition, and needs no shuffle.
             rows = self._spark.range(0, count, 1, count).mapInArrow(job, RESULT_DDL).collect()
         return results_of((row.number, row.result) for row in rows)
 
     @contextlib.contextmanager
     def _marked(self, kind: type[Task]) -> Iterator[None]:
-        """Jobs of this thread can be found and cancelled meanwhile. The caller's own marks come back."""
+        """Mark the jobs of this thread, to find and cancel them. The caller's marks are restored at the end."""
         context = None if is_remote(self._spark) else self._spark.sparkContext
         marks = {_DESCRIPTION: f"{self._name}: {(kind.__doc__ or '').partition(chr(10))[0]}", _POOL: self._name}
         before: dict[str, Any] = {}
@@ -121,7 +120,7 @@ class SparkRunner:
 
 
 def shippable(function: TransformFunction) -> Transform:
-    """A transform for executors that may not have its module: the code of the module itself is sent."""
+    """Make a transform for executors that may lack its module: pickle the code of the module, too."""
     module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
     if module is None or module.__name__ in ("__main__", "builtins"):
         return Transform.of(function, cloudpickle.dumps)
@@ -134,25 +133,25 @@ def shippable(function: TransformFunction) -> Transform:
 
 @contextlib.contextmanager
 def started_session(*, master: str, memory: str) -> Iterator[SparkSession]:
-    """A session of its own for runners, ready for their tasks. It ends with the block."""
+    """Start a session for runners, ready for their tasks. It ends with the block."""
     with spark_logs() as folder:
         on_interrupt = signal.getsignal(signal.SIGINT)
         spark = start_session(master=master, memory=memory, log_folder=folder)
-        # Spark's handler cancels all jobs first, which would look like a failure.
+        # Restore our handler: Spark's cancels all jobs first, which would look like a failure.
         signal.signal(signal.SIGINT, on_interrupt)
         try:
-            # Here, as runners of several threads would ship the kernels at the same time.
+            # Prepare here, because runners in several threads would ship the kernels at the same time.
             prepare_workers(spark)
             yield spark
         finally:
-            # One that has died by itself has nothing to stop.
+            # A session that has died has nothing to stop.
             with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
                 spark.stop()
 
 
 @dataclass(frozen=True, slots=True)
 class _RunOne:
-    """What each Spark task does: run the tasks whose numbers it is given."""
+    """The function of each Spark task: runs the tasks whose numbers it gets."""
 
     pickled: tuple[bytes, ...]
     parent: str | None = None
@@ -172,12 +171,12 @@ class _RunOne:
 
 @cache
 def keep_loaded(after: str) -> None:
-    """To be called at the end of a task. The first task of a kind is the one that loads things.
+    """Freeze loaded objects. Called at the end of a task, because the first task of a kind loads most of them.
 
-    A Python worker that is used again collects its garbage when a task has ended. With Arrow, pandas and the compiled
-    kernels loaded that is a walk over a few hundred thousand objects which are all in use: it took a third of the
-    processor time of the workers, more than anything else that they do. Objects that are frozen are left out of the
-    walk. A process that is no worker of Spark, as where tests run tasks by themselves, is left alone.
+    A reused Python worker collects its garbage at the end of each task. With Arrow, pandas and the compiled kernels
+    loaded, that walks over a few hundred thousand live objects: it took a third of the workers' processor time, more
+    than anything else. The walk skips frozen objects. Processes that are not Spark workers, such as tests that run
+    tasks, are left alone.
     """
     if TaskContext.get() is not None:
         gc.collect()
@@ -190,12 +189,12 @@ def result_batch(result: Any, number: int = 0) -> pa.RecordBatch:
 
 
 def results_of(rows: Iterable[tuple[int, bytes]]) -> list[Any]:
-    """The results in the order of their tasks, from rows with `RESULT_DDL`."""
+    """Return the results in the order of their tasks, from rows with `RESULT_DDL`."""
     return [pickle.loads(result) for _, result in sorted(rows, key=lambda row: row[0])]
 
 
 def prepare_workers(spark: SparkSession) -> None:
-    """Let the workers of a session run this Python, with the compiled kernels, and keep passwords out of its pages."""
+    """Make the workers of a session run this Python, ship the compiled kernels, and hide passwords in its pages."""
     use_this_python(spark)
     ship_kernels(spark)
     hide_password(spark)
@@ -203,9 +202,9 @@ def prepare_workers(spark: SparkSession) -> None:
 
 # --- compiled kernels for executors that have none --------------------------------------------------------------------
 #
-# They are compiled on the driver and carried by Spark. Compiling takes seconds and would happen in the first task of
-# every new executor. Where driver and executors share a home, or ran Headwater before, there is nothing to carry.
-# Machine code of another kind of processor is not used, by the name of its file: it is compiled there.
+# They are compiled on the driver and shipped by Spark, because compiling takes seconds and would happen in the first
+# task of every new executor. If driver and executors share a home, or have run Headwater before, nothing is unpacked.
+# File names identify the kind of processor: machine code of another kind is not used, and the executor compiles.
 
 
 def _archive_name() -> str:
@@ -213,11 +212,11 @@ def _archive_name() -> str:
 
 
 _SHIPPED: set[tuple[str, str]] = set()
-"""Remote sessions that have them, by their ids. A file of one name can be given to a session once."""
+"""Remote sessions that have the kernels. A session accepts a file name only once."""
 
 
 def ship_kernels(spark: SparkSession) -> None:
-    """Compile what is not compiled yet, and let all executors of a session have it."""
+    """Compile missing kernels, and ship all of them to the executors of a session."""
     if is_remote(spark):
         shipped = (spark.session_id, _archive_name())  # type: ignore[attr-defined]
         if shipped in _SHIPPED:
@@ -230,10 +229,10 @@ def ship_kernels(spark: SparkSession) -> None:
     atexit.register(rmtree, folder, ignore_errors=True)
     archive = folder / _archive_name()
     with zipfile.ZipFile(archive, "w") as packed:
-        # Other processes may be writing there: what is not complete has another name.
+        # Other processes may be writing here: incomplete files have other names.
         for path in sorted(code_folder().glob("*.o")):
             packed.write(path, path.name)
-    # Spark 3.5 has artifacts in remote sessions only, and these have no context.
+    # Spark 3.5 has artifacts only in remote sessions, and these have no context.
     if is_remote(spark):
         spark.addArtifacts(str(archive), file=True)
     else:
@@ -242,7 +241,7 @@ def ship_kernels(spark: SparkSession) -> None:
 
 @cache
 def use_shipped_kernels() -> bool:
-    """In a task, before the first kernel is called: unpack what was shipped, and is not on this machine yet.
+    """In a task, before it calls the first kernel: unpack shipped kernels that are missing on this machine.
 
     Returns whether anything was unpacked.
     """
@@ -255,7 +254,7 @@ def use_shipped_kernels() -> bool:
     with zipfile.ZipFile(archive) as packed:
         if not _missing(packed, folder):
             return False
-        # Other workers of the machine look there meanwhile: a file is there as a whole, or not at all.
+        # Other workers of the machine read this folder: each file must appear completely or not at all.
         with only_writer(folder), TemporaryDirectory(dir=folder.parent) as unpacked:
             names = _missing(packed, folder)
             packed.extractall(unpacked, names)

@@ -1,10 +1,9 @@
-"""What programs do with data frames: a bucket as a frame, the documents of a lake, and changes for sinks of their own.
+"""Data frames for programs: a bucket as a frame, the documents of a lake, and changes for custom sinks.
 
-`apply_changes` is for `foreachBatch` on a stream of `dcp`. Such a stream repeats rows after a crash, may bring in one
-batch what it takes back in the same, and has rollbacks among its rows. A sink that wants to be exact has to remember
-which offsets it has, `(vbucket, vbuuid, seqno)`, together with what it has written. The helper does the rest: it reads
-the batch once, leaves out what the sink has already and what is void, and hands over the rollbacks apart, to be undone
-first.
+`apply_changes` is for `foreachBatch` on a stream of `dcp`. Such a stream repeats rows after a crash, may contain a
+change and its rollback in one batch, and has rollbacks as rows. An exact sink has to store its offsets, `(vbucket,
+vbuuid, seqno)`, together with what it has written. The helper does the rest: it reads the batch once, drops rows that
+the sink already has and rows that are void, and passes the rollbacks separately, to be undone first.
 """
 
 from __future__ import annotations
@@ -62,10 +61,10 @@ _SUMMARY = pa.schema(
     ]
 )
 _NEEDED = frozenset({"vbucket", "vbuuid", "seqno", "op", "snapshot_start"})
-"""What says of a row where it belongs."""
+"""The columns that determine the position of a row."""
 _VBUCKETS_MAX = 0x10000
 _U64 = 2**64 - 1
-"""Spark's numbers are signed."""
+"""Spark's numbers are signed; this mask makes them unsigned."""
 
 
 # --- a bucket ---------------------------------------------------------------------------------------------------------
@@ -75,17 +74,17 @@ _U64 = 2**64 - 1
 def read(
     spark: SparkSession, url: str, *, schema: StructType | str | None = None, **source: Unpack[FrameKeywords]
 ) -> DataFrame:
-    """The changes of a bucket as a frame: `read(spark, "couchbase://host/bucket", collections=["shop.orders"],
-    columns=["key", "value"], where="op = 'mutation'")`. With `mode="documents"`, its documents.
+    """Read the changes of a bucket as a frame: `read(spark, "couchbase://host/bucket", collections=["shop.orders"],
+    columns=["key", "value"], where="op = 'mutation'")`. With `mode="documents"`, read its documents.
 
     The keywords are options of the `dcp` source, in Python's spelling.
 
     Args:
         schema: For `mode="documents"`, the fields of the documents with their types.
-        where: Any condition of SQL. Spark applies what the source can't apply itself.
+        where: Any condition in SQL. Spark applies what the source can't.
 
     Returns:
-        The frame. Spark reads the bucket when it is used.
+        The frame. Spark reads the bucket when the frame is used.
 
     Raises:
         HeadwaterError: An option can't be used, or the bucket can't be read.
@@ -96,7 +95,7 @@ def read(
     columns = SOURCE_OPTIONS["columns"].parse(texts.pop("columns", ""))
     where = texts.get("where", "")
     is_left_to_spark = not _is_for_source(where, is_of_documents=texts.get("mode") == Mode.DOCUMENTS)
-    # A condition that Spark applies looks at columns that the caller may not want.
+    # A condition that Spark applies may need columns that the caller does not want.
     looked_at: set[str] = set()
     if is_left_to_spark:
         del texts["where"]
@@ -118,8 +117,8 @@ def read(
 
 
 def _is_for_source(where: str, *, is_of_documents: bool) -> bool:
-    """Whether the source can apply a condition. One on fields of documents that are columns of the frame is Spark's:
-    the columns have types of their own, such as times."""
+    """Return whether the source can apply a condition. One on fields that are columns of the frame is left to Spark,
+    because these columns have types of their own, such as times."""
     try:
         conditions = Conditions.parse(where)
     except InvalidInput:
@@ -140,22 +139,22 @@ def documents(
     where: str = "",
     storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """The documents of a collection as of a batch, whether they are merged yet or not, read by the executors.
+    """Read the documents of a collection as of a batch on the executors, including changes that are not merged yet.
 
     Args:
         into: The directory that was landed into.
         collection: `scope.collection`.
-        batch: The number of the batch, by default the last one. Frames of several collections as of one batch belong
-            together.
-        columns: Columns of the table, by default all but the one that it is partitioned by. No others are read.
+        batch: The number of the batch, by default the last one. To combine several collections, use the same batch for
+            all.
+        columns: The columns to read; by default all except the one by which the table is partitioned.
         where: A condition in SQL. One on `key` and `vbucket` alone also limits what is read.
-        storage_options: Options of the object store that `into` is in.
+        storage_options: Options of the object store that contains `into`.
 
     Returns:
-        The frame. It does not have what is landed later.
+        The frame. It does not contain later batches of the landing.
 
     Raises:
-        InvalidInput: There are no such tables, columns or batch.
+        InvalidInput: The tables, a column or the batch does not exist.
     """
     opened = OpenCollection.open(into, collection, batch=batch, storage_options=storage_options)
     opened.check_columns(columns)
@@ -163,7 +162,7 @@ def documents(
     read_columns, conditions = [*schema.names], Conditions()
     if columns:
         looked_at = {*columns, *re.findall(r"\w+", where)}
-        # A name in quotes may be anything.
+        # A quoted name may contain any characters.
         read_columns = [
             name for name in read_columns if name in looked_at or ("`" in where and not name.isidentifier())
         ]
@@ -179,7 +178,7 @@ def documents(
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:
-    """The columns as Spark has them. A version without variants gets their two binaries."""
+    """Convert the columns to Spark's. A version without variants gets their two binaries."""
     return StructType(
         [
             StructField(name, VariantType()) if field.type == VARIANT and VariantType is not None else spark_field
@@ -208,7 +207,7 @@ class _ReadDocuments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkRollback:
-    """Of a vbucket, everything that the sink has above a seqno never happened."""
+    """A rollback for a sink: its changes of `vbucket` above `seqno` are void."""
 
     vbucket: int
     seqno: int
@@ -216,14 +215,14 @@ class SinkRollback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeBatch:
-    """What a sink gets beside the changes."""
+    """What a sink gets in addition to the changes."""
 
     batch_id: int
-    """Spark's number. It is no key: a repeated batch may hold more than the first attempt."""
+    """Spark's number. Don't skip batches by it: a repeated batch may contain more than the first attempt."""
     rollbacks: tuple[SinkRollback, ...]
-    """To be undone before the changes are applied."""
+    """Undo these before you apply the changes."""
     places: str
-    """Where the sink is when it has applied the batch. To be stored with the data, in one transaction."""
+    """The sink's position after this batch. Store it with the data, in one transaction."""
 
 
 Apply = Callable[[DataFrame, ChangeBatch], None]
@@ -235,14 +234,15 @@ def apply_changes(
     places: str | Callable[[], str | None],
     storage_options: Mapping[str, str] | None = None,
 ) -> Callable[[DataFrame, int], None]:
-    """A function for `foreachBatch` on a stream of `dcp`: it calls `apply(changes, batch)` with no change twice and the
-    rollbacks first.
+    """Return a function for `foreachBatch` on a stream of `dcp`. It calls `apply(changes, batch)` with each change
+    only once, and the rollbacks separately.
 
     Args:
-        places: A function that returns the text that the sink has stored last (`batch.places`), or None: the sink is
-            exact if it stores the text and the changes in one transaction. Or a folder in which the text is kept after
-            `apply` has returned: then a crash in between brings one batch again.
-        storage_options: Options of the object store that the folder is in.
+        apply: Called with the new changes of each batch, and a `ChangeBatch`.
+        places: A function that returns the text that the sink has stored last (`batch.places`), or None; the sink is
+            exact if it stores the text and the changes in one transaction. Or a folder, where the text is stored after
+            `apply` has returned; then a crash in between repeats one batch.
+        storage_options: Options of the object store that contains the folder.
 
     Returns:
         The function. It raises `InvalidInput` if the stream lacks columns that it needs.
@@ -261,7 +261,7 @@ class _Applying:
                 f"apply_changes needs the column {min(missing)}, which the stream does not have",
                 hint=f"Have {', '.join(sorted(_NEEDED))} among the columns of the stream",
             )
-        # Every look at a frame of a stream would read the bucket again, and find it changed.
+        # Persist it: each use of a stream's frame would read the bucket again, which may have changed.
         frame = frame.persist()
         try:
             text = _load(self.places) if isinstance(self.places, Location) else self.places()
@@ -276,7 +276,7 @@ class _Applying:
                 offset = None if held is None else held.get(VBucketId(row.vbucket))
                 is_other = offset is not None and offset.vbuuid != row.first_vbuuid & _U64
                 if is_other and row.begins_at < floors[row.vbucket]:
-                    # A query that began again, on a branch that the sink does not have: from there on all is new.
+                    # The query restarted on a branch that the sink does not have: all rows from here on are new.
                     floors[row.vbucket] = row.begins_at
                     add_rollback(rollbacks, row.vbucket, row.begins_at)
             newest = {
@@ -301,11 +301,11 @@ class _Applying:
 
 
 def _summarize(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Of each vbucket of a partition: where its rows end, and how far back the rollbacks among them go."""
+    """Return for each vbucket of a partition where its rows end, and how far back its rollbacks go."""
     found: dict[int, dict[str, Any]] = {}
     for batch in batches:
         vbuckets = np.asarray(batch.column("vbucket"))
-        # Rows of a vbucket come in their order, so its last row is where it is.
+        # The rows of a vbucket are in order, so the last one is its position.
         vbuuids, seqnos, starts = (batch.column(name) for name in ("vbuuid", "seqno", "snapshot_start"))
         for vbucket, row in zip(*np.unique(vbuckets, return_index=True), strict=True):
             if int(vbucket) not in found:
@@ -327,17 +327,17 @@ def _is_rollback(rows: pa.RecordBatch | pa.Table) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class _NewRows:
-    """The rows of a partition that the sink does not have, without what a rollback of the same batch took back."""
+    """Selects the rows that the sink lacks, without those that a rollback in the same batch made void."""
 
     held: Mapping[int, int]
-    """By vbucket: the highest seqno that the sink has."""
+    """The highest seqno that the sink has, by vbucket."""
     rollbacks: Mapping[int, int]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         floors = np.full(_VBUCKETS_MAX, -1, dtype=np.int64)
         for vbucket, seqno in self.held.items():
             floors[vbucket] = seqno
-        # Whether a row is void is known when all rows of its vbucket are: those few are kept until the end.
+        # Whether a row is void is known only after all rows of its vbucket: keep those with rollbacks until the end.
         waiting: dict[int, list[pa.RecordBatch]] = {vbucket: [] for vbucket in self.rollbacks}
         for batch in batches:
             vbuckets = np.asarray(batch.column("vbucket"))
@@ -353,7 +353,7 @@ class _NewRows:
 
 
 def _without_void(rows: pa.Table, held: int) -> pa.Table:
-    """Rows of one vbucket in their order, without the rollbacks and what these took back."""
+    """Return the rows of one vbucket in order, without rollbacks and the rows that these made void."""
     seqnos, keep, floor = rows.column("seqno").to_numpy(), np.zeros(rows.num_rows, dtype=np.bool_), held
     is_rollback = _is_rollback(rows)
     for row in range(rows.num_rows):

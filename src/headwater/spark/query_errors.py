@@ -1,6 +1,6 @@
-"""Our errors on their way through Spark: out of a worker, and as text in one of Spark's own in the program.
+"""Passes our errors through Spark: out of a worker, and as text inside Spark's errors in the program.
 
-Planners import this: it loads nothing of Spark.
+Planners import this, so it must not import Spark.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headwater.errors import HeadwaterError, LakeFull, QueryFailed
 
 @contextmanager
 def in_one_sentence() -> Iterator[None]:
-    """Around what Spark calls in a worker: an error of ours reaches the user as its sentence, which says what to do.
+    """For functions that Spark calls in a worker: of our errors, users see only the message, which says what to do.
 
-    Spark puts Python's traceback above it, 20 lines that are mostly of its own code. A worker that raises ends with
-    that, so what is set here is set for no other query. Faults, which are not of our tree of errors, keep theirs.
+    Spark adds Python's traceback, 20 lines of mostly its own code. A worker that raises ends, so the variable set here
+    affects no other query. Bugs, which are not `HeadwaterError`s, keep their traceback.
     """
     try:
         yield
@@ -32,7 +32,7 @@ def in_one_sentence() -> Iterator[None]:
 
 
 _CAUSES = (
-    # What Java says in any of its lines, and what that is to the user.
+    # A pattern in Java's message, and our error for it.
     (
         re.compile("No space left on device|Disk quota exceeded"),
         lambda: LakeFull(
@@ -49,12 +49,12 @@ _OURS = re.compile(r"headwater\.errors\.(?P<name>\w+): (?P<message>[^\n]+)")
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether it is an error of ours, or one of Spark's with one in it."""
+    """Whether an error is ours, or one of Spark's that contains one of ours."""
     return isinstance(error, HeadwaterError) or _OURS.search(str(error)) is not None
 
 
 def query_error(error: BaseException) -> HeadwaterError:
-    """Our own error inside one of Spark's, or one with its first line."""
+    """Return our error that one of Spark's contains, or one with its first line. Our own are returned unchanged."""
     if isinstance(error, HeadwaterError):
         return error
     match = _OURS.search(str(error))
@@ -68,6 +68,6 @@ def query_error(error: BaseException) -> HeadwaterError:
     if not isinstance(kind, type) or not issubclass(kind, HeadwaterError):
         kind = HeadwaterError
     found = kind.__new__(kind)
-    # The sentence has the hint at its end already.
+    # The message already ends with the hint.
     HeadwaterError.__init__(found, match["message"])
     return found

@@ -1,15 +1,15 @@
-"""The client's batches as the rows that Spark sees: changes, or documents with `mode=documents`.
+"""Converts the client's batches to rows for Spark: changes, or documents with `mode=documents`.
 
 Documents are the live documents of a bucket, one row each, with their fields as typed columns.
 
-DCP sends changes. A key comes once a snapshot, but a vbucket may come in several snapshots, and what is removed comes
-as a deletion. So a task holds the changes of a vbucket until all of them are there, keeps the newest of each key, and
-leaves out what was removed. It reads a few vbuckets at a time: that bounds what it holds.
+DCP sends changes. A key appears once per snapshot, but a vbucket may have several snapshots, and removals come as
+deletions. So a task keeps the changes of a vbucket until all have arrived, takes the newest of each key, and drops
+removals. To limit memory, it reads a few vbuckets at a time.
 
-Columns are `scope`, `collection`, `key` and `document`, the text of a document that is JSON; every other column is a
-field of the documents, of the type that the schema says. A field that is missing, or has a value of another type, is
-null, by the rules of the typed columns of a lake (`headwater.lake.typed_columns`). Where there is no schema, the types
-are those that the fields of some documents have.
+The columns are `scope`, `collection`, `key` and `document`, the text of a JSON document; every other column is a field
+of the documents, with the type in the schema. A field that is missing, or has a value of another type, is null, by the
+rules of the typed columns of a lake (`headwater.lake.typed_columns`). Without a schema, types are inferred from the
+fields of some documents.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from headwater.protocol.values import Datatype
 from headwater.spark.versions import VariantVal, to_arrow_schema
 
 HELD_CHANGES_MAX = 100_000
-"""So many changes are read before the first documents of them are handed out; those of one vbucket at least."""
+"""How many changes a task reads before it returns their documents; at least those of one vbucket."""
 _HELD = ["vbucket", "seqno", "op", "scope", "collection", "collection_id", "key", "value", "datatype"]
 SAMPLE_DOCUMENTS = 2_000
-"""So many documents say which fields there are."""
+"""How many documents are sampled to infer the fields."""
 SAMPLE_CHANGES_MAX = 50_000
-"""So many changes are looked at for them, where conditions leave most out."""
+"""How many changes are read for the sample at most, if conditions exclude most of them."""
 
 
 def inferred_schema(options: SourceOptions) -> StructType:
-    """The columns that the options name, or all, by a look at some documents."""
+    """Return the columns that the options name, or all, inferred from some documents."""
     plain = [StructField(name, StringType()) for name in DOCUMENT_COLUMNS]
     fields = {field.name: field for field in plain}
     if not options.columns or not fields.keys() >= {*options.columns}:
@@ -83,13 +83,13 @@ def _sample(options: SourceOptions) -> pa.Array:
 
 
 def _texts(rows: pa.Table) -> pa.ChunkedArray:
-    """The documents that are JSON; null for all others."""
+    """Return the JSON documents; null for all others."""
     texts, _ = split_values(rows.column("value"), np.asarray(rows.column("datatype").to_numpy()))
     return texts
 
 
 def typed_columns_of(schema: StructType) -> TypedColumns | None:
-    """The columns of a schema that are fields of documents. Raises what is wrong with the schema."""
+    """Return the columns of a schema that are fields of documents. Raises `InvalidInput` for an invalid schema."""
     for field in schema:
         if field.name in DOCUMENT_COLUMNS and field.dataType != StringType():
             raise InvalidInput(
@@ -113,7 +113,7 @@ class DocumentRows:
         self._typed = typed_columns_of(schema)
 
     def read(self, ranges: Sequence[VBucketRange], bucket: PlannedBucket) -> Iterator[pa.RecordBatch]:
-        # A condition must not hide what ends a document, so it is looked at last.
+        # Apply conditions last: they must not hide the removal of a document.
         options = replace(self._options, where=Conditions())
         held = [*_HELD, *(name for name in sorted(self._options.where.columns) if name not in _HELD)]
         for part in _parts(ranges):
@@ -149,7 +149,7 @@ def _parts(ranges: Sequence[VBucketRange]) -> Iterator[tuple[VBucketRange, ...]]
 
 
 def live_documents(changes: pa.Table) -> pa.Table:
-    """The mutations that nothing has followed, of all changes of some vbuckets in their order."""
+    """Return the mutations that no later change replaced, from all changes of some vbuckets in order."""
     ops = changes.unify_dictionaries().column("op").combine_chunks()
     is_of = {op: pc.equal(ops, op) for op in (*OPS[:3], *COLLECTION_GONE_OPS)}
     is_document = pc.or_(pc.or_(is_of["mutation"], is_of["deletion"]), is_of["expiration"])
@@ -176,7 +176,7 @@ def live_documents(changes: pa.Table) -> pa.Table:
 
 
 class SparkRows:
-    """Turns the client's batches into what Spark expects, which is one schema exactly."""
+    """Converts the client's batches to exactly the schema that Spark expects."""
 
     def __init__(self, options: SourceOptions, arrow_schema: pa.Schema) -> None:
         self._value_form = options.value_form
@@ -200,7 +200,7 @@ class SparkRows:
         return any(name in self._schema.names for name in names)
 
     def _values(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
-        """The values that have the wanted form, and the bytes of those that don't."""
+        """Return the values in the requested form, and the bytes of those that don't have it."""
         values = batch.column("value")
         if self._value_form is ValueForm.STRING:
             return split_texts(values)
@@ -215,7 +215,7 @@ _VARIANT_FIELDS = [
 
 
 def parse_variants(texts: pa.Array, is_document: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The texts of a binary column that are marked and JSON, as variants; and the bytes of all others."""
+    """Parse the marked JSON texts of a binary column to variants. Returns these, and the bytes of all others."""
     wanted = pc.and_(is_document, texts.is_valid()).to_numpy(zero_copy_only=False)
     values, dictionaries, is_parsed = encode_texts(texts, wanted, WORD_DIGITS)
     left = np.flatnonzero(wanted & ~is_parsed).tolist()
@@ -236,7 +236,7 @@ def parse_variants(texts: pa.Array, is_document: pa.Array) -> tuple[pa.Array, pa
 
 
 def as_spark_variants(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The variants of a table of documents as Spark has them in Arrow: the order of the parts is its own."""
+    """Convert the variants of a table of documents to Spark's Arrow form, which has its own order of the parts."""
     at = batch.schema.get_field_index("document")
     if VariantVal is None or at < 0 or batch.schema.field(at).type != VARIANT:
         return batch
@@ -249,7 +249,7 @@ def as_spark_variants(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _parse_by_spark(text: bytes) -> tuple[bytes, bytes] | None:
     try:
         parsed = VariantVal.parseJson(text.decode())
-    except Exception:  # whatever the parser of Spark does not like is kept as bytes
+    except Exception:  # text that Spark's parser rejects stays as bytes
         return None
     return parsed.value, parsed.metadata
 

@@ -1,8 +1,7 @@
-"""A Spark session for a caller that has none: on this machine, quiet, and with this Python. And what all sessions need:
-workers with this Python, and passwords that are hidden.
+"""A Spark session for a caller that has none: on this machine, quiet, and with this Python. Also what all sessions
+need: workers with this Python, and hidden passwords.
 
-`SessionCatalog` is the catalog of a session: its own one, a Hive metastore, Unity Catalog, or any other that Spark
-knows.
+`SessionCatalog` is a catalog of a session: its own, a Hive metastore, Unity Catalog, or any other that Spark supports.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n
 """
 _OUTPUT = "spark.out"
-"""What Java and the workers write to their standard output and standard error."""
+"""The standard output and standard error of Java and the workers."""
 
 
 _ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Arrow's Java library looks at bounds and nulls each time that it gets a value. Spark has done so before, and without
-it rows of Python cost Java a sixth less."""
+"""Arrow's Java library checks bounds and nulls at every access. Spark has already done that; without these checks,
+rows of Python cost Java a sixth less."""
 
 
 _MASTERS = "Give one that answers, such as local[*], local[2] or spark://host:7077"
@@ -56,7 +55,7 @@ _MASTERS = "Give one that answers, such as local[*], local[2] or spark://host:70
 
 @contextmanager
 def spark_logs() -> Iterator[Path]:
-    """A folder for Spark's own log. It is removed at the end, unless Spark fails: then the error says where it is."""
+    """Make a folder for Spark's log. It is removed at the end, unless Spark fails: then the error names it."""
     folder = Path(mkdtemp(prefix="headwater-spark-"))
     is_kept = False
     try:
@@ -73,43 +72,44 @@ def spark_logs() -> Iterator[Path]:
 
 
 def start_session(*, master: str = "local[*]", memory: str = "2g", log_folder: Path) -> SparkSession:
-    """The session that is there, or a new one, which writes its log into a folder and nothing to the terminal."""
+    """Return the active session, or a new one, which writes its log to a folder and nothing to the terminal. Raises
+    `InvalidInput` if Java is missing, or if Spark does not start with this master and memory."""
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
     _check_java()
     if master != "yarn" and not master.startswith(("local", "spark", "k8s")):
         raise InvalidInput(f"Spark knows no master {master!r}", hint=_MASTERS)
-    # Spark looks for data sources, and runs its workers, with the Python that these two name.
+    # Spark finds data sources, and runs its workers, with these two.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     log_folder.mkdir(parents=True, exist_ok=True)
     logging = log_folder / "log4j2.properties"
-    # The file has no characters but those of ASCII, and JSON's escapes.
+    # The file may contain only ASCII, with JSON's escapes.
     logging.write_text(_LOGGING.replace("FOLDER", json.dumps(str(log_folder.resolve()))[1:-1]))
     settings = {
         "spark.master": master,
         "spark.app.name": "headwater",
         "spark.driver.memory": memory,
-        # As a URI it has no spaces, at which options are taken apart.
+        # A URI has no spaces, at which Spark splits options.
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.resolve().as_uri()} {_ARROW}",
-        # Jobs of several landings at a time share the executors; those of one come one after the other.
+        # Jobs of several landings share the executors; those of one landing run one after the other.
         "spark.scheduler.mode": "FAIR",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        # Larger batches between Spark and Python: what they cost is mostly paid once each.
+        # Larger batches between Spark and Python, because the cost is mostly per batch.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
-        # A source is handed the filters of a query, so that it need not read what they leave out.
+        # Pass the filters of a query to the source, which then need not read the excluded rows.
         "spark.sql.python.filterPushdown.enabled": "true",
     }
     conf = SparkConf().setAll(list(settings.items()))
     try:
         if SparkContext._gateway is None:
-            # Java, which PySpark else starts with our standard output and standard error, writes there before it has
-            # read how to log.
+            # Otherwise PySpark starts Java with our standard output and standard error, and Java writes there before
+            # it has read its logging configuration.
             with open(log_folder / _OUTPUT, "ab") as output:
                 gateway = launch_gateway(conf, {"stdout": output, "stderr": output})  # type: ignore[no-untyped-call]
             SparkContext._ensure_initialized(gateway=gateway)
@@ -122,10 +122,10 @@ def start_session(*, master: str = "local[*]", memory: str = "2g", log_folder: P
 
 
 def use_this_python(spark: SparkSession) -> None:
-    """Let workers run the Python of this program; `InvalidInput` where theirs has no Headwater, and can't be chosen.
+    """Make workers run this program's Python. Raises `InvalidInput` if theirs lacks Headwater and can't be changed.
 
-    Spark runs them with `PYSPARK_PYTHON`, or else with the first python3 on the path. In an environment that is not
-    activated, as that of a notebook's kernel, this is another Python.
+    Spark runs workers with `PYSPARK_PYTHON`, or else the first python3 on the path. In an environment that is not
+    activated, such as that of a notebook's kernel, that is another Python.
     """
     if is_remote(spark):
         return  # the server chooses
@@ -133,7 +133,7 @@ def use_this_python(spark: SparkSession) -> None:
     if context.pythonExec in (sys.executable, *_HAVE_HEADWATER):
         return
     if "PYSPARK_PYTHON" not in os.environ and (context.master or "").startswith("local"):
-        # Spark looks at the first for every function that it is given, and at the second for the next session.
+        # Spark reads the first for every function that it gets, and the second for the next session.
         context.pythonExec = os.environ["PYSPARK_PYTHON"] = sys.executable
         return
     hint = f"Set PYSPARK_PYTHON to a Python that has it, such as {sys.executable}, before the session is started"
@@ -148,12 +148,12 @@ def use_this_python(spark: SparkSession) -> None:
 
 
 _HAVE_HEADWATER: set[str] = set()
-"""What workers were found to run with."""
+"""The Pythons that were found to have Headwater."""
 
 
 def _looks_for_headwater() -> Callable[[int], tuple[str, str | None]]:
     def look(_: int) -> tuple[str, str | None]:
-        # A function inside of another is pickled whole, so that a worker without our modules can run it.
+        # A nested function is pickled as a whole, so that a worker without our modules can run it.
         import sys
         from importlib import import_module
 
@@ -175,22 +175,22 @@ def _check_java() -> None:
 
 # --- Spark Connect: the program is here, and Spark is a server elsewhere ----------------------------------------------
 #
-# The source and the pipeline work there as they do anywhere. One thing is different: what a server is asked to do, it
-# shows in its pages as it came, options included.
+# The source and the pipeline work there as elsewhere, with one difference: the server shows requests in its pages as
+# received, including options.
 
 
 _REDACTION = "spark.sql.redaction.string.regex"
 _PASSWORD = r'(?i)key:\s*"(?:tlsKey)?password"\s*value:\s*"(?:[^"\\]|\\.)*"'
-"""The option in the text of a request."""
+"""Matches a password option in the text of a request."""
 
 
 def is_remote(spark: SparkSession) -> bool:
-    """Whether it is a session of Spark Connect. Its classes can't be imported where gRPC is not installed."""
+    """Whether this is a Spark Connect session. Its classes can't be imported if gRPC is not installed."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def hide_password(spark: SparkSession) -> None:
-    """Let a server leave the option `password` out of what it shows. Other sessions do that by themselves."""
+    """Make a server redact the option `password` in its pages. Other sessions do that by themselves."""
     if not is_remote(spark):
         return
     pattern = spark.conf.get(_REDACTION, None) or ""
@@ -208,8 +208,8 @@ _LOCATION = "Location"
 
 @dataclass(frozen=True, slots=True)
 class SessionCatalog:
-    """A catalog of a session that has Delta Lake. It needs no columns: Delta reads them from the log of the table, with
-    all comments, each time that the table is used."""
+    """A catalog of a session with Delta Lake. It stores no columns: Delta reads them from the table's log, with all
+    comments, at each use of the table."""
 
     spark: SparkSession
     name: str | None = None

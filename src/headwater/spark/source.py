@@ -1,30 +1,27 @@
 """The data source `dcp`: `spark.read.format("dcp")` and `spark.readStream.format("dcp")`.
 
-Spark makes one stream reader for planning, which lives as long as the query, and pickles others to the tasks. So a
-reader holds options only, and what is made of them is made when it is first needed.
+Spark makes one stream reader for planning, which lives as long as the query, and pickles others for the tasks. So a
+reader stores only options, and creates everything else when it is first needed.
 
-What an offset of a stream means
---------------------------------
-Spark wants the end of a batch before it is read, and logs it. So an offset holds, of every vbucket, the seqno that was
-planned; its task reads on to the end of the snapshot and reports the offset it has reached (`ReachedOffsets`). The next
-plan begins there. An offset also says where its batch began, as the start of its snapshot, where that is known: a batch
-that Spark repeats after a crash begins at the same offset, and so does a later rollback.
+Spark requires the end of a batch before it is read, and logs it. So an offset has the planned seqno of every vbucket;
+the task reads on to the end of the snapshot and reports the offset that it has reached (`ReachedOffsets`). The next
+plan starts there. An offset also records where its batch started, as the start of its snapshot, if that is known: a
+batch that Spark repeats after a crash starts at the same offset, and so does a later rollback.
 
-A repeated batch may hold newer versions than the first attempt, and goes on further. A sink that has kept the first
-attempt and skips the second by its number must not miss what came on top. So what a repeated batch has reached does not
-count: the next one begins at the planned end, and brings the rows behind it again.
+A repeated batch may contain newer versions than the first attempt, and reach further. A sink that has stored the first
+attempt and skips the second by its number must not miss the additional rows. So the offsets reached by a repeated
+batch do not count: the next one starts at the planned end, and returns the rows after it again.
 
-How tasks report the offsets that they have reached
----------------------------------------------------
-Spark plans the end of a batch before it is read, and a snapshot that is being written to goes beyond that end. The rows
-behind it come with the batch, so the next one has to begin behind them, or they would come twice. Spark's API has no
-way back from a task to the planner. So the planner listens on a port, and every attempt at a task holds a connection
-while it reads: one line when it begins, one when it has read everything, which is acknowledged.
+Spark plans the end of a batch before it is read, and a snapshot that is still being written goes beyond that end. The
+batch includes the rows after it, so the next batch must start after them, or they would come twice. Spark's API has no
+way to report from a task to the planner. So the planner listens on a port, and every attempt at a task opens a
+connection while it reads: it sends one line when it starts, and one when it has read everything, which is
+acknowledged.
 
-Nothing depends on a report but that rows do not come twice. Where one is missing (the executor can't reach the port) or
-where two attempts differ (it is not known whose rows were used), the next batch begins at the planned end.
+Reports only avoid repeated rows. If one is missing (the executor can't reach the port) or two attempts differ (it is
+unknown whose rows were used), the next batch starts at the planned end.
 
-The listener takes connections with its token only, on the address by which this machine reaches the bucket.
+The listener accepts only connections with its token, on the address from which this machine reaches the bucket.
 """
 
 from __future__ import annotations
@@ -90,7 +87,7 @@ logger = logging.getLogger(__name__)
 CONNECT_S_MAX = 5.0
 ANSWER_S_MAX = 10.0
 LINE_BYTES_MAX = 8 * 1024 * 1024
-"""65,536 vbuckets with their numbers fit."""
+"""Enough for the offsets of 65,536 vbuckets."""
 _TOKEN_BYTES = 16
 _TAKEN = b".\n"
 
@@ -99,7 +96,7 @@ _Reached = dict[VBucketId, StreamOffset]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTo:
-    """Where the attempts at one task report. It travels with the task."""
+    """Where the attempts at one task report. Sent with the task."""
 
     host: str
     port: int
@@ -108,8 +105,8 @@ class ReportTo:
 
     @contextlib.contextmanager
     def attempt(self, reached: Callable[[], tuple[Mapping[VBucketId, StreamOffset], int]]) -> Iterator[None]:
-        """Around the read of a task; at its end `reached` returns its offsets, and how many rows it had. A report that
-        can't be made is left out."""
+        """Wraps the read of a task. At its end, `reached` returns its offsets and number of rows. If the planner can't
+        be reached, there is no report."""
         connection: socket.socket | None = None
         try:
             connection = socket.create_connection((self.host, self.port), CONNECT_S_MAX)
@@ -134,14 +131,14 @@ class ReportTo:
 
 
 class ReachedOffsets:
-    """The planner's side: what the tasks of the last batch have reported."""
+    """The planner's side: collects the reports of the last batch's tasks."""
 
     def __init__(self, bucket: Address) -> None:
-        """`bucket` is any address of the bucket."""
+        """`bucket` is any address of the bucket's nodes."""
         self._attempts: dict[int, list[_Reached | None]] = {}
-        """By task: what each attempt has reached; None while it reads, and for ever if it was cut off."""
+        """By task, what each attempt has reached; None while it reads, and forever if it was interrupted."""
         self._rows: dict[int, int] = {}
-        """By task: how many rows an attempt has had."""
+        """By task, how many rows an attempt had."""
         self._next_task = 0
         self._lock = threading.Lock()
         self._token = secrets.token_hex(_TOKEN_BYTES)
@@ -151,7 +148,7 @@ class ReachedOffsets:
         threading.Thread(target=self._server.serve_forever, name="reached offsets", daemon=True).start()
 
     def expect(self, tasks: int) -> list[ReportTo]:
-        """Begin a batch of this many tasks. Earlier reports are dropped, and late ones are refused."""
+        """Start a batch of this many tasks. Drops earlier reports, and refuses late ones."""
         host, port = self._address
         with self._lock:
             first, self._next_task = self._next_task, self._next_task + tasks
@@ -160,14 +157,14 @@ class ReachedOffsets:
         return [ReportTo(host=host, port=port, token=self._token, task=task) for task in range(first, first + tasks)]
 
     def rows(self) -> int | None:
-        """How many rows the batch has had; None where a task has not reported."""
+        """Return the number of rows of the batch; None if a task has not reported."""
         with self._lock:
             return sum(self._rows.values()) if len(self._rows) == len(self._attempts) else None
 
     def take(self) -> _Reached:
-        """The offsets that are known for sure: all attempts at a task have come to an end, and to the same one.
+        """Return the offsets that are certain: all attempts at their task have ended with the same ones.
 
-        An attempt that is not the first says that there was another, which may have been the one whose rows were used.
+        An attempt that is not the first shows that there was another, whose rows may have been used.
         """
         with self._lock:
             attempts, self._attempts = list(self._attempts.values()), {}
@@ -184,7 +181,7 @@ class ReachedOffsets:
     # --- one connection -----------------------------------------------------------------------------------------------
 
     def on_begin(self, message: Any) -> tuple[int, int] | None:
-        """An attempt begins. Returns its number, or None for one that is not expected."""
+        """An attempt starts. Returns its task and number, or None for an unexpected one."""
         if not isinstance(message, dict) or not secrets.compare_digest(str(message.get("token")), self._token):
             return None
         with self._lock:
@@ -218,7 +215,7 @@ class _Attempt(socketserver.StreamRequestHandler):
         server = self.server
         assert isinstance(server, _ReportServer)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, InvalidOffsets):
-            # Only a task may be silent, for hours while it reads: a connection has to begin with the token soon.
+            # A connection must send its token soon; after that, a task may be silent for hours while it reads.
             self.connection.settimeout(ANSWER_S_MAX)
             attempt = server.reached.on_begin(json.loads(self.rfile.readline(1024)))
             if attempt is None:
@@ -233,14 +230,14 @@ def _line(message: dict[str, Any]) -> bytes:
 
 
 def _attempt_number() -> int:
-    """Of this attempt at a task, as Spark counts: 0 for the first."""
+    """The number of this attempt at a task, as Spark counts: 0 for the first."""
     context = TaskContext.get()
     return 0 if context is None else int(context.attemptNumber())
 
 
 def _own_address(bucket: Address) -> str:
-    """The address by which this machine reaches the bucket: executors are likely to reach us there. Connecting a
-    datagram socket sends nothing."""
+    """Return the address from which this machine reaches the bucket, as executors are likely to reach it there.
+    Connecting a datagram socket sends nothing."""
     family = socket.AF_INET6 if ":" in bucket.host else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((bucket.host, bucket.port or 1))
@@ -253,8 +250,8 @@ def _own_address(bucket: Address) -> str:
 
 # --- the columns that Spark sees --------------------------------------------------------------------------------------
 #
-# Spark has no unsigned integers: what may exceed 63 bits (vbuuids, and by their type seqnos, revisions and CAS) keeps
-# its 64 bits and is read as signed.
+# Spark has no unsigned integers: values that may exceed 63 bits (vbuuids, and by type seqnos, revisions and CAS) keep
+# their 64 bits and are read as signed.
 
 _VALUE_TYPES: dict[ValueForm, DataType] = {
     ValueForm.BINARY: BinaryType(),
@@ -264,7 +261,7 @@ _VALUE_TYPES: dict[ValueForm, DataType] = {
 
 
 def spark_schema(options: SourceOptions) -> StructType:
-    """All columns, or those that the options name."""
+    """Return all columns, or those that the options name."""
     fields = [
         StructField("vbucket", IntegerType(), nullable=False),
         StructField("vbuuid", LongType(), nullable=False),
@@ -301,7 +298,7 @@ def spark_schema(options: SourceOptions) -> StructType:
 
 
 class DcpPartition(InputPartition):
-    """What one task reads, and all that it has to know of the bucket."""
+    """What one task reads, and everything that it needs to know about the bucket."""
 
     def __init__(
         self, ranges: tuple[planning.VBucketRange, ...], bucket: PlannedBucket, report_to: ReportTo | None = None
@@ -328,9 +325,8 @@ class DcpDataSource(DataSource):
         return spark_schema(self._checked)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        # A reader that takes filters fails the query where the session does not have
-        # spark.sql.python.filterPushdown.enabled, which is not known here. But where it has, and there are filters,
-        # readers are made by a module of their own.
+        # A reader that accepts filters fails the query if spark.sql.python.filterPushdown.enabled is off, which is
+        # unknown here. But if it is on, and there are filters, a separate module of PySpark creates the readers.
         caller = inspect.currentframe().f_back  # type: ignore[union-attr]
         is_given_filters = caller is not None and caller.f_globals.get("__name__") == _FILTERING_WORKER
         kind = DcpFilteringReader if is_given_filters else DcpBatchReader
@@ -344,7 +340,7 @@ class DcpDataSource(DataSource):
         return DcpStreamReader(self._options_for(schema), schema)
 
     def _options_for(self, schema: StructType) -> SourceOptions:
-        """With the columns of the schema, where the user gave one."""
+        """Return the options with the columns of the schema, if the user gave one."""
         if self._checked.mode is Mode.DOCUMENTS:
             from headwater.spark.rows import typed_columns_of
 
@@ -370,7 +366,7 @@ class DcpDataSource(DataSource):
 
 
 class _DcpReader:
-    """What both kinds of readers share: the watch on the bucket, and the way to rows."""
+    """The parts that both kinds of readers share: the watch on the bucket, and the conversion to rows."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -378,7 +374,7 @@ class _DcpReader:
         self._watching: BucketWatch | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """To the tasks, which plan nothing."""
+        """Pickled for the tasks, which plan nothing."""
         return {"_options": self._options, "_spark_schema": self._spark_schema}
 
     @property
@@ -388,7 +384,7 @@ class _DcpReader:
         return self._watching
 
     def _check_offsets(self, given: Offsets) -> None:
-        """Whether they can be of this bucket."""
+        """Raise if they can't belong to this bucket."""
         given.check_bucket(self._watch.bucket_uuid)
         vbuckets = self._watch.vbuckets
         unknown = [vbucket for vbucket in given if vbucket >= vbuckets]
@@ -398,7 +394,7 @@ class _DcpReader:
             )
 
     def _beginning(self) -> Offsets:
-        """Where `startingOffsets` says, if that is not "now". Vbuckets that it does not name start at 0."""
+        """Return the start in `startingOffsets`, unless that is "now". Vbuckets without an entry start at 0."""
         vbuckets = map(VBucketId, range(self._watch.vbuckets))
         offsets = Offsets(self._watch.bucket_uuid, dict.fromkeys(vbuckets, planning.NOWHERE))
         if isinstance(self._options.start, datetime):
@@ -409,7 +405,7 @@ class _DcpReader:
         return offsets
 
     def _rows(self, partition: InputPartition, *, fails_on_rollback: bool) -> Iterator[pa.RecordBatch]:
-        # Here and not above: a planner is a process of its own, which is new for every query, and reads nothing.
+        # Imported here, because every query starts a new planner process, which reads nothing.
         from headwater.landing.tasks import ShareReading
         from headwater.spark.executors import keep_loaded, use_shipped_kernels
         from headwater.spark.rows import DocumentRows, SparkRows
@@ -437,7 +433,7 @@ class _DcpReader:
 
 
 class DcpBatchReader(_DcpReader, DataSourceReader):
-    """Everything from `startingOffsets` to `endingOffsets`, or to now: each vbucket to the end of a snapshot."""
+    """Reads from `startingOffsets` to `endingOffsets`, or to now: each vbucket to the end of a snapshot."""
 
     @in_one_sentence()
     def partitions(self) -> Sequence[InputPartition]:
@@ -449,7 +445,7 @@ class DcpBatchReader(_DcpReader, DataSourceReader):
         if end is not None:
             self._check_offsets(end)
             if isinstance(self._options.start, datetime):
-                # Where the first change since then lies behind the end, there is nothing to read.
+                # If the first change since then is after the end, there is nothing to read.
                 end = Offsets(
                     end.bucket_uuid, {it: at for it, at in end.offsets.items() if at.seqno >= start[it].seqno}
                 )
@@ -458,18 +454,18 @@ class DcpBatchReader(_DcpReader, DataSourceReader):
         return [DcpPartition(share, bucket) for share in shares or [()]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # No later batch would make up for what is missing.
+        # No later batch would deliver missing rows.
         return self._rows(partition, fails_on_rollback=True)
 
 
 class DcpFilteringReader(DcpBatchReader):
-    """The same for a query with filters, where Spark hands them over."""
+    """The same for a query with filters, if Spark passes them."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802
-        """Take those that can be applied here, and return the others."""
+        """Keep the filters that can be applied here, and return the others."""
         for one in filters:
             condition = _condition(one)
-            # With documents, any other column is a field of them.
+            # With `mode=documents`, any other column is a field.
             is_of_documents = self._options.mode is Mode.DOCUMENTS
             if condition is None or (is_of_documents and not condition.allowed.keys() <= {*DOCUMENT_COLUMNS}):
                 yield one
@@ -493,7 +489,7 @@ _OPERATORS: dict[type[Filter], str] = (
 
 
 def _condition(one: Any) -> Conditions | None:
-    """A filter of Spark as a condition; None where it is none."""
+    """Convert a filter of Spark to a condition; None if that is impossible."""
     operator = _OPERATORS.get(type(one))
     if operator is None or len(one.attribute) != 1:
         return None
@@ -501,7 +497,7 @@ def _condition(one: Any) -> Conditions | None:
 
 
 class DcpStreamReader(_DcpReader, DataSourceStreamReader, versions.SupportsTriggerAvailableNow):
-    """Changes as they come, in batches."""
+    """Reads changes continuously, in batches."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
@@ -510,17 +506,18 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, versions.SupportsTrigg
         self._reports: ReachedOffsets | None = None
         self._plans = planning.StreamPlans()
         self._bucket: PlannedBucket | None = None
-        """As the tasks of the newest batch saw it."""
+        """The bucket as the tasks of the newest batch saw it."""
         self._began: Offsets | None = None
-        """Where the next batch begins, as far as it is known. PySpark before 4.2 does not say it."""
+        """Where the next batch starts, if known. PySpark before 4.2 does not pass it."""
 
     # --- planning, in one process for the whole query -----------------------------------------------------------------
 
     @in_one_sentence()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """No vbucket is named by a stream that starts now, or at a time: its first batch is empty, and ends there.
+        """Return offsets without vbuckets for a start at now or at a time: the first batch is empty, and ends at the
+        start.
 
-        Spark does not keep this offset but asks again after a crash, when "now" would be later.
+        Spark does not store this offset but asks again after a crash, when "now" would be later.
         """
         is_found = self._options.start is Start.NOW or isinstance(self._options.start, datetime)
         self._began = Offsets(self._watch.bucket_uuid) if is_found else self._beginning()
@@ -532,8 +529,8 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, versions.SupportsTrigg
     ) -> dict[str, Any]:
         began = self._began if start is None else _from_spark(start)
         if began is None:
-            # A query that goes on after a restart, with PySpark before 4.2. The first batch ends now, and says of no
-            # vbucket how it began: so it begins where the one before has ended, whatever that was.
+            # A query resumes after a restart, with PySpark before 4.2. The first batch ends now, and its offset does
+            # not say where each vbucket started: so it starts where the one before ended, wherever that was.
             ends = planning.high_offsets(self._watch.bucket_uuid, self._watch.survey())
             return _to_spark(
                 ends.updated({it: replace(at, snapshot_start=Seqno(0)) for it, at in ends.offsets.items()})
@@ -547,7 +544,7 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, versions.SupportsTrigg
                 self._watch.row_share.on_batch(self._plans.chosen, rows=rows)
             reached = self._reports.take()
         if self._bucket is not None and not self._watch.still_selects(self._bucket):
-            # A collection was made again under its name while the batch was read: its first rows are behind the plan.
+            # A collection was recreated under its name during the batch: its first rows are after the planned end.
             reached = {}
         self._survey = self._watch.survey(began)
         end = self._plans.plan(
@@ -599,7 +596,7 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, versions.SupportsTrigg
         return [DcpPartition(share, bucket, report_to) for share, report_to in zip(shares, reports, strict=True)]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing is kept that could be released."""
+        """Do nothing: there is nothing to release."""
 
     def stop(self) -> None:
         for opened in (self._watching, self._reports):
@@ -613,7 +610,7 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, versions.SupportsTrigg
 
 
 def _to_spark(offsets: Offsets) -> dict[str, Any]:
-    """Spark compares offsets as text: the same offset must always be the same text."""
+    """Spark compares offsets as text, so equal offsets must always be equal texts."""
     members: dict[str, Any] = json.loads(offsets.to_json())
     return members
 
@@ -622,20 +619,20 @@ def _from_spark(offset: dict[str, Any]) -> Offsets:
     return Offsets.from_json(json.dumps(offset))
 
 
-# --- how far a query is behind its bucket -----------------------------------------------------------------------------
+# --- the lag of a query behind its bucket -----------------------------------------------------------------------------
 #
-# A Python source has no way to report metrics of its own, but Spark reports to listeners where a batch ended and where
-# the source was at that time. The difference, in seqnos, is the lag.
+# A Python source can't report its own metrics, but Spark tells listeners where a batch ended and where the source was
+# at that time. The difference, in seqnos, is the lag.
 
 
 OnLag = Callable[[str, int], None]
-"""Gets the name or id of a query, and its lag in seqnos."""
+"""Called with the name or id of a query, and its lag in seqnos."""
 
 
 def progress_lag(progress: Any) -> int | None:
-    """The lag of a query with one `dcp` source, in seqnos; None where its progress has no offsets of ours.
+    """Return the lag of a query with one `dcp` source, in seqnos; None if its progress has no offsets of ours.
 
-    `progress` is Spark's object, or the same as a dictionary.
+    `progress` is Spark's object, or a dictionary of the same.
     """
     reported = progress if isinstance(progress, dict) else json.loads(progress.json)
     source = (reported.get("sources") or [{}])[0]
@@ -657,7 +654,7 @@ class LagListener(StreamingQueryListener):
         self._on_lag = on_lag
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  (Spark's names)
-        """Nothing is known yet."""
+        """Do nothing: no lag is known yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         lag = progress_lag(event.progress)
@@ -665,7 +662,7 @@ class LagListener(StreamingQueryListener):
             self._on_lag(event.progress.name or str(event.progress.id), lag)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Nothing new has come: the last lag still holds."""
+        """Do nothing: without new data, the last lag is still valid."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """The last report stays."""
+        """Do nothing: the last report remains valid."""

@@ -1,4 +1,4 @@
-"""What differs between the versions of PySpark, from 3.5 to 4.3. No other module asks which one is installed.
+"""The differences between PySpark versions, from 3.5 to 4.3. No other module checks the version.
 
 | version | what came with it |
 |---|---|
@@ -6,8 +6,8 @@
 | 4.1 | filters that Spark hands to a source |
 | 4.2 | limits and `Trigger.AvailableNow` for Python streams; `latestOffset` is given the start of its batch |
 
-Landings, `verify` and `documents` need none of it. Where a version lacks a class, the name is None, or a class that
-does nothing.
+Landings, `verify` and `documents` need none of it. If a version lacks a class, the name is None, or a class that does
+nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING or HAS_LIMITS:
 else:
 
     class SupportsTriggerAvailableNow:
-        """A stream that can end with what there is now."""
+        """A stream that can end with the data that is available now."""
 
     ReadAllAvailable = ReadLimit = ReadMaxBytes = ReadMaxRows = None
 
@@ -75,7 +75,7 @@ def need_sources() -> None:
 
 
 def register_source(spark: SparkSession, source: type[DataSource]) -> None:
-    """Make a data source known to a session. Spark 4.0 refuses one that is known already; later versions replace it."""
+    """Register a data source with a session. Spark 4.0 refuses a known one, later versions replace it."""
     try:
         spark.dataSource.register(source)
     except PySparkException as error:
@@ -84,6 +84,6 @@ def register_source(spark: SparkSession, source: type[DataSource]) -> None:
 
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:
-    """A schema of Spark as Arrow's, with times in UTC."""
+    """Convert a Spark schema to Arrow's, with times in UTC."""
     zone: dict[str, Any] = {"timezone": "UTC"} if HAS_LIMITS else {}
     return pandas_types.to_arrow_schema(schema, **zone)

@@ -1,7 +1,7 @@
-"""A pytest plug-in: real nodes and clusters for the tests of anything that speaks to them.
+"""A pytest plug-in: real nodes and clusters, for tests of anything that connects to them.
 
-Its fixtures are `headwater_node` (a `HeadwaterNode`) and `headwater_cluster` (a `HeadwaterCluster`). Where neither is
-used, nothing but `plugin` is imported: what `__all__` names is loaded when it is first used.
+Its fixtures are `headwater_node` (a `HeadwaterNode`) and `headwater_cluster` (a `HeadwaterCluster`). Without them only
+`plugin` is imported: the names in `__all__` are loaded on first use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HOMES = {
     "headwater.testing.node": ("HeadwaterNode",),
     "headwater.testing.nursery": ("NodeFailed",),
 }
-"""By module, what is loaded from it when it is first used."""
+"""For each module, the names that are loaded from it on first use."""
 
 __all__ = [
     "HeadwaterCluster",

@@ -1,6 +1,6 @@
-"""A cluster for one test: nodes with replicas of each other, and what can go wrong with them.
+"""A cluster for one test: nodes with replicas of each other, and the faults they can suffer.
 
-The plug-in's fixture makes it. Its methods block, and may be called where the test has an event loop of its own.
+The plug-in's fixture makes it. Its methods block; a test with its own event loop may call them, too.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class HeadwaterCluster:
 
     @property
     def url(self) -> str:
-        """The connection string: all nodes that run, with the bucket."""
+        """The connection string: all running nodes, and the bucket."""
         return f"couchbase://{','.join(str(node.address) for node in self._running())}/default"
 
     def connect(self, **settings: Unpack[ConnectKeywords]) -> blocking_client.Client:
-        """A client of the bucket, for `with`. It logs in as the nodes' user by default."""
+        """Make a client of the bucket, for `with`. It logs in as the nodes' user by default."""
         settings.setdefault("user", self.user)
         settings.setdefault("password", self.password)
         return blocking_client.connect(self.url, **settings)
@@ -90,7 +90,7 @@ class HeadwaterCluster:
     # --- documents ------------------------------------------------------------------------------------------------
 
     def active_node(self, vbucket: int) -> HeadwaterNode:
-        """The node that a vbucket is active on."""
+        """Return the node where a vbucket is active."""
         with self.connect() as client:
             address = client.cluster_map.address_of(vbucket)  # type: ignore[arg-type]
         return next(node for node in self.nodes if node.address == address)
@@ -107,24 +107,24 @@ class HeadwaterCluster:
             self.nodes[number].write(part, collection=collection)
 
     def wait_until_replicated(self) -> None:
-        """Wait until every replica has all changes of its active copy."""
+        """Wait until every replica has all changes of its active copy; raises `NodeFailed` after 30 seconds."""
         deadline_s = time.monotonic() + REPLICATED_S_MAX
         while any(node.behind for node in self.status().nodes):
             if time.monotonic() > deadline_s:
                 raise NodeFailed(f"replicas were behind for {REPLICATED_S_MAX:.0f} s")
             time.sleep(_LOOK_EVERY_S)
 
-    # --- what goes wrong ------------------------------------------------------------------------------------------
+    # --- faults ---------------------------------------------------------------------------------------------------
 
     def failover(self, node: HeadwaterNode | None = None) -> None:
-        """Kill a node, by default the first, and let its replicas take over. What they had not got is lost."""
+        """Kill a node, by default the first, and let its replicas take over. Changes that they lack are lost."""
         lost = node or self._running()[0]
         self._check_survivors(lost)
         lost.kill()
         self._coordinate(lambda coordinator: coordinator.failover([str(lost.address)]))
 
     def _check_survivors(self, lost: HeadwaterNode) -> None:
-        """Before anything is killed: whether the nodes that are left have a copy of everything."""
+        """Raise `NodeFailed` if the remaining nodes would not have a copy of everything."""
         survivors = [node.address for node in self._running() if node is not lost]
         if not survivors:
             raise NodeFailed("no node would be left after this failover: bring_back one first, or take more nodes")
@@ -140,7 +140,7 @@ class HeadwaterCluster:
             )
 
     def bring_back(self, node: HeadwaterNode) -> None:
-        """Start a node that was failed over, take it into the cluster again, and give it its share of the vbuckets."""
+        """Start a node that was failed over, add it to the cluster again, and give it its share of the vbuckets."""
         if not node.process.is_running:
             node.kill()
             node.start()
@@ -152,13 +152,13 @@ class HeadwaterCluster:
         self._coordinate(take_in)
 
     def take_out(self, node: HeadwaterNode) -> None:
-        """Move all vbuckets of a node to the others, and let it leave the cluster. It keeps running."""
+        """Move all vbuckets of a node to the others, and remove it from the cluster. It keeps running."""
         self._coordinate(lambda coordinator: coordinator.remove(str(node.address)))
 
     def lose(self, documents: Mapping[Any, Any], *, collection: str = DEFAULT_COLLECTION) -> None:
-        """Write documents, and lose them by a failover: their node dies before any replica has got them.
+        """Write documents and lose them by a failover: their node dies before any replica has received them.
 
-        They must be on one node.
+        They must all be on one node; otherwise raises `NodeFailed`.
         """
         owners = {self.nodes.index(self.active_node(self.nodes[0].vbucket_of(key))) for key in documents}
         if len(owners) != 1:
@@ -173,7 +173,7 @@ class HeadwaterCluster:
             node.release_replicas()
 
     def rollback(self, vbucket: int, seqno: int) -> int:
-        """Take back all changes of a vbucket above a seqno. See `HeadwaterNode.rollback`."""
+        """Undo all changes of a vbucket above a seqno. See `HeadwaterNode.rollback`."""
         return self.active_node(vbucket).rollback(vbucket, seqno)
 
     def pause(self, node: HeadwaterNode | None = None) -> HeadwaterNode:
@@ -204,6 +204,6 @@ class HeadwaterCluster:
             finally:
                 coordinator.close()
 
-        # The test may have an event loop of its own, and a thread can have but one.
+        # The test's thread may have an event loop, and a thread can run only one.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(lambda: asyncio.run(run())).result()

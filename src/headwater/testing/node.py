@@ -1,7 +1,7 @@
-"""A node for one test: its process over starts and ends, its documents, and what can go wrong with it.
+"""A node for one test: its process across restarts, its documents, and the faults it can suffer.
 
-The plug-in's fixtures and the tests of Headwater itself make `HeadwaterNode`s. A node listens on loopback only, and
-ends with the test.
+The plug-in's fixtures and Headwater's own tests make `HeadwaterNode`s. A node listens only on loopback, and ends with
+the test.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _LOOK_EVERY_S = 0.002
 
 
 class ServingProcess:
-    """`headwater serve` on one data folder. The data and the ports stay over starts and ends, the process changes."""
+    """`headwater serve` on one data folder. Data and ports survive restarts; the process is a new one each time."""
 
     def __init__(self, nursery: Nursery, folder: Path, options: list[str]) -> None:
         self._nursery = nursery
         self._folder = folder
         self._options = options
         self._process: int | None = None
-        """A file descriptor of the process: its number alone may be that of another one by now."""
+        """A file descriptor of the process, because its id may belong to another process by now."""
         self._starts = 0
         self.ports = ("0", "0")
-        """Key-value and HTTP: free ones, until a start has found some."""
+        """The key-value and HTTP ports; 0 until the first start has found free ones."""
         self.ready: dict[str, Any] = {}
-        """The line that the node has printed when it was ready."""
+        """The line that the node printed when it was ready."""
         self.ready_s = 0.0
         """How long the last start took."""
 
@@ -95,12 +95,12 @@ class ServingProcess:
         signal.pidfd_send_signal(self._process, number)
 
     def end(self, number: signal.Signals) -> None:
-        """Does nothing where no process is left."""
+        """End the process with a signal. Does nothing if there is no process."""
         if self._process is None:
             return
         if not self.has_ended:
             self.send(number)
-            # A paused process gets the signal when it resumes; one that was killed may be gone already.
+            # A paused process gets the signal when it resumes; a killed one may already be gone.
             with suppress(ProcessLookupError):
                 self.send(signal.SIGCONT)
             if not select.select([self._process], [], [], STOP_S_MAX)[0]:
@@ -129,18 +129,18 @@ def _port(url: str) -> str:
 USER = "tester"
 PASSWORD = "a secret for tests"
 VBUCKETS = 16
-"""Few: a stream for each of them is soon opened."""
+"""Few, so that a stream for each of them is opened quickly."""
 
 Key = str | bytes
-"""Bytes for keys that are no UTF-8. As text such a key is as a client gives it, with surrogates (`Change.key`)."""
+"""Use bytes for keys that are not UTF-8, or text with surrogates as clients return it (`Change.key`)."""
 
 DEFAULT_COLLECTION = "_default._default"
 _FLAGS = {True: 0x02000000, False: 0x03000000}
-"""By which Couchbase's SDKs know JSON, and bytes."""
+"""The flags by which Couchbase's SDKs recognize JSON (True), and bytes (False)."""
 
 
 def check_sequences(**given: Sequence[str]) -> None:
-    """A string is a sequence, too, but of letters, which is never meant."""
+    """Raise `InvalidInput` for a string, which would be taken as its letters, and for no buckets."""
     for name, values in given.items():
         if isinstance(values, str) or (not values and name == "buckets"):
             raise InvalidInput(
@@ -149,7 +149,7 @@ def check_sequences(**given: Sequence[str]) -> None:
 
 
 class HeadwaterNode:
-    """A node on free ports. What a method is asked for goes to the first bucket by default."""
+    """A node on free ports. Methods use its first bucket by default."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class HeadwaterNode:
 
     @property
     def http_url(self) -> str:
-        """The URL of the management side and of the dashboard."""
+        """The URL of the management API and of the dashboard."""
         return f"http://127.0.0.1:{self.process.ports[1]}"
 
     @property
@@ -197,11 +197,11 @@ class HeadwaterNode:
 
     @property
     def log(self) -> str:
-        """What the node has written to its log, over all starts."""
+        """The node's log, across all starts."""
         return self.process.log()
 
     def connect(self, bucket: str | None = None, **settings: Unpack[ConnectKeywords]) -> blocking_client.Client:
-        """A client of the bucket, for `with`. It logs in as the node's user by default."""
+        """Make a client of the bucket, for `with`. It logs in as the node's user by default."""
         settings.setdefault("user", self.user)
         settings.setdefault("password", self.password)
         return blocking_client.connect(self.url_of(bucket or self.bucket), **settings)
@@ -237,7 +237,7 @@ class HeadwaterNode:
                 connection.request(Delete(vbucket=vbucket, collection_id=where, key=_key_bytes(key)))
 
     def high_seqnos(self) -> dict[int, int]:
-        """The newest seqno of every vbucket."""
+        """Return the newest seqno of every vbucket."""
         with self.connect() as client:
             reading = client.batches(end="now", no_value=True)
             for _ in reading:
@@ -248,7 +248,7 @@ class HeadwaterNode:
     # --- collections ----------------------------------------------------------------------------------------------
 
     def create_collection(self, name: str, *, maxTTL: int | None = None, history: bool | None = None) -> None:  # noqa: N803
-        """Create `scope.collection`, and the scope if it is missing. The settings have their names in Couchbase."""
+        """Create `scope.collection`, and the scope if it is missing. The settings have Couchbase's names."""
         scope, _, collection = name.partition(".")
         scopes = self._manage("GET", "scopes")["scopes"]
         if scope not in [known["name"] for known in scopes]:
@@ -264,29 +264,29 @@ class HeadwaterNode:
         scope, _, collection = name.partition(".")
         self._manage("DELETE", "scopes", scope, *(("collections", collection) if collection else ()))
 
-    # --- what goes wrong ------------------------------------------------------------------------------------------
+    # --- faults ---------------------------------------------------------------------------------------------------
 
     def rollback(self, vbucket: int, seqno: int) -> int:
-        """Take back all changes of a vbucket above a seqno, as a failover to a copy that lags behind does.
+        """Undo all changes of a vbucket above a seqno, as a failover to a copy that lags behind does.
 
-        Gives the seqno that was reached: 0 where the one that was asked for is before the history window.
+        Returns the seqno that was reached: 0 if the requested one is before the history window.
         """
         done = self._drill("vbuckets", str(vbucket), "rollback", form={"to": str(seqno)})
         return int(done["rolled_back_to"])
 
     def hold_replicas(self) -> None:
-        """Take in no changes for the replicas on this node until `release_replicas`, so that they fall behind."""
+        """Stop replication to this node until `release_replicas`, so that its replicas fall behind."""
         self._drill("replicas", "hold")
 
     def release_replicas(self) -> None:
         self._drill("replicas", "release")
 
     def cut_connections(self) -> int:
-        """Break all connections to the node, as a network that fails does. Gives how many there were."""
+        """Break all connections to the node, as a network failure does. Returns how many there were."""
         return int(self._drill("connections", "cut")["connections"])
 
     def pause(self) -> None:
-        """Pause the process: connections stay open, and it answers nothing."""
+        """Pause the process: connections stay open, but it answers nothing."""
         self.process.send(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -308,7 +308,7 @@ class HeadwaterNode:
         self.stop()
         self.start()
 
-    # --- the two sides of it --------------------------------------------------------------------------------------
+    # --- connections to the node ----------------------------------------------------------------------------------
 
     def _kv(self) -> KvConnection:
         credentials = Credentials(self.user, self.password)

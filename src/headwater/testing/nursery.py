@@ -1,9 +1,9 @@
-"""A process that becomes nodes.
+"""A process that forks test nodes.
 
-Most of a node's start is importing libraries and loading compiled kernels. The nursery does both once, in a process of
-its own that has no threads, and forks: the child becomes `headwater serve`. It is asked over its standard input, a
-line of JSON a node, and answers with the child's process id. It ends when its input does, and the system then ends all
-of its nodes, so that nothing is left of a run of tests that was killed.
+Most of a node's start is importing libraries and loading compiled kernels. The nursery does both once, in a separate
+process without threads, and forks: the child becomes `headwater serve`. The nursery reads requests from its standard
+input, a line of JSON per node, and answers with the child's process id. It ends when its input ends, and the system
+then kills all its nodes, so that a killed test run leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 READY_S_MAX = 120.0
-"""For the first start of all on a machine, which compiles the kernels."""
+"""Long enough for the first start on a machine, which compiles the kernels."""
 STOP_S_MAX = 30.0
 
 _PR_SET_PDEATHSIG = 1
 
 
 class NodeFailed(Exception):
-    """A node, or the process that makes them, has ended or is silent."""
+    """A node, or the process that forks them, has ended or does not respond."""
 
 
 class Nursery:
-    """The side of the tests. The process is started when the first node is asked for."""
+    """The tests' side. The first request for a node starts the process."""
 
     def __init__(self, folder: Path) -> None:
         self._log = folder / "nursery.log"
@@ -45,7 +45,7 @@ class Nursery:
         self._close()
 
     def _close(self) -> int | None:
-        """End the process, if there is one, and give its exit code: None where it had to be killed."""
+        """End the process, if there is one. Returns its exit code, or None if it had to be killed."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -63,10 +63,10 @@ class Nursery:
             process.stdout.close()
 
     def start(self, arguments: list[str], *, stdout: Path, stderr: Path) -> int:
-        """Let a node be started. Returns its process id; whether it got ready is seen in its output."""
+        """Start a node. Returns its process id; its output shows when it is ready."""
         order = json.dumps({"arguments": arguments, "stdout": str(stdout), "stderr": str(stderr)})
         if self._process is not None and self._process.poll() is not None:
-            # It was killed, by a test or for want of memory, and its nodes with it. The next test needs another.
+            # The process was killed, by a test or for lack of memory, and its nodes with it. Start another.
             self._close()
         process = self._started()
         assert process.stdin is not None
@@ -93,7 +93,7 @@ class Nursery:
                     stderr=log,
                     text=True,
                     env=kept,
-                    # Ctrl-C is for the tests, which end their nodes themselves.
+                    # Ctrl-C should reach only the tests, which end their nodes themselves.
                     start_new_session=True,
                 )
         return self._process
@@ -112,7 +112,7 @@ class Nursery:
 
 
 def main() -> None:
-    """Import, and fork for each line."""
+    """Import everything, then fork for each line of input."""
     from headwater.cli.serve import serve
     from headwater.kernels.machine_code import compile_kernels
     from headwater.node.bucket_lifecycle import KERNEL_PACKAGES
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def _become_node(serve: Any, order: dict[str, Any], parent: int) -> NoReturn:
-    """In the child: nothing of the nursery's is left but its memory."""
+    """In the child: replace everything of the nursery's except its memory."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -141,7 +141,7 @@ def _become_node(serve: Any, order: dict[str, Any], parent: int) -> NoReturn:
         _connect(0, os.devnull, os.O_RDONLY)
         _connect(1, order["stdout"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         _connect(2, order["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        # The objects for the standard streams have buffers and a state of their own.
+        # The objects for the standard streams have their own buffers and state, so replace them.
         sys.stdout = os.fdopen(1, "w", buffering=1)
         sys.stderr = os.fdopen(2, "w", buffering=1)
         serve.main(args=order["arguments"], prog_name="headwater serve", standalone_mode=False)
@@ -151,7 +151,7 @@ def _become_node(serve: Any, order: dict[str, Any], parent: int) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Its parent is the nursery, so that a test can't wait for it and learn its exit code from the system.
+        # The nursery is its parent, so a test can't wait for it and get its exit code from the system.
         Path(f"{order['stdout']}.exit").write_text(str(code))
         os._exit(code)
 

@@ -1,6 +1,6 @@
-"""The plug-in itself: the fixtures, and the marker that names the kind of node a test needs.
+"""The plug-in itself: the fixtures, and the marker that selects the kind of node for a test.
 
-It imports next to nothing: pytest loads it in every run where Headwater is installed.
+It imports almost nothing, because pytest loads it in every run where Headwater is installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MARKER = "headwater"
 LOG_LINES_MAX = 40
-"""What a test that fails shows of the log of each of its nodes."""
+"""How many lines of each node's log a failed test shows."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that fails shows what its nodes have logged."""
+    """Add the logs of its nodes to the report of a failed test."""
     report = yield
     if report.failed:
         report.sections += [(f"Log of {name}", log) for name, log in _logs(getattr(item, "funcargs", {}))]
@@ -40,7 +40,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def _logs(funcargs: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The ends of the logs of all nodes that a test has got by its fixtures, whatever their names are."""
+    """Yield the ends of the logs of all nodes among a test's fixtures, whatever their names are."""
     module = sys.modules.get("headwater.testing.node")
     if module is None:
         return
@@ -55,7 +55,7 @@ def _logs(funcargs: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="session")
 def _headwater_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """A process with everything already imported; each node is forked from it."""
+    """A process that has imported everything; each node is forked from it."""
     from headwater.testing.nursery import Nursery
 
     with Nursery(tmp_path_factory.mktemp("headwater-nursery")) as nursery:
@@ -66,7 +66,7 @@ def _headwater_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nur
 def headwater_node(
     request: pytest.FixtureRequest, _headwater_nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[HeadwaterNode]:
-    """A node of this test alone, on free ports and with nothing in it."""
+    """A separate node for this test, empty and on free ports."""
     from headwater.testing.node import HeadwaterNode
 
     with HeadwaterNode(
@@ -79,7 +79,7 @@ def headwater_node(
 def headwater_cluster(
     request: pytest.FixtureRequest, _headwater_nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[HeadwaterCluster]:
-    """Nodes with replicas of each other's vbuckets, of this test alone."""
+    """A separate cluster for this test: nodes with replicas of each other's vbuckets."""
     from headwater.testing.cluster import HeadwaterCluster
 
     wanted = _wanted(request, "vbuckets", "nodes", "replicas")
@@ -92,7 +92,7 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _wanted(request: pytest.FixtureRequest, *names: str) -> dict[str, Any]:
-    """What the test's marker asks for."""
+    """Return the settings from the test's marker. Raises `UsageError` for unknown ones."""
     marker = request.node.get_closest_marker(MARKER)
     wanted = {} if marker is None else dict(marker.kwargs)
     unknown = sorted(wanted.keys() - {*names, "options"})

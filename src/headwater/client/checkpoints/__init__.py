@@ -1,13 +1,12 @@
-"""Where a reader keeps its offsets: what it asks of any store, a store that is a file, and one in SQLite.
+"""Stores for a reader's offsets: the protocol of a store, a store in a file, and one in SQLite.
 
-A save to a file writes a new file beside the old one, brings it to the disk, gives it the old one's name, and brings
-the folder to the disk. A rename is whole or has not happened, so a process that looks, or is killed, at any moment
-finds the old offsets or the new ones. What a killed process leaves behind is a temporary file that is never read, and
-that the next save replaces.
+A save writes a new file beside the old one, syncs it, renames it over the old one, and syncs the folder. A rename is
+atomic, so a process that reads the file, or is killed, at any moment finds either the old offsets or the new ones. A
+killed process may leave a temporary file, which is never read, and which the next save replaces.
 
-Beside the checkpoint lies a file that is locked while a reader uses it. The system releases the lock when the process
-ends, however it ends, so there is nothing to clean up. It must be a file of its own: the checkpoint itself is another
-file after every save. A checkpoint that can't be read must never be taken for one that is missing.
+A reader locks a separate file beside the checkpoint while it uses it. The system releases the lock when the process
+ends, however it ends, so there is nothing to clean up. The lock needs its own file, because every save replaces the
+checkpoint's file. A checkpoint that can't be read must never be treated as missing.
 """
 
 from __future__ import annotations
@@ -30,33 +29,34 @@ from headwater.options import suggest_keywords
 
 
 class CheckpointStore(Protocol):
-    """A store of offsets. To write one's own, have these three methods; there is nothing to inherit from.
+    """A store of offsets. Your own store needs only these three methods, and no base class.
 
-    * Keep what `Offsets.to_json` gives, and get it back with `Offsets.from_json`: the same offsets are the same bytes.
-    * A save is all or nothing. When it returns, the offsets are where they survive a power cut. When it raises, or the
-      process is killed in it, what was saved before is still there.
-    * Seqnos may go back: after a rollback a vbucket continues below where it was. Never keep the higher one.
-    * What is there and can't be read is an error, `CheckpointFailed`. None means that nothing was ever saved, and then
-      everything is read from the beginning.
-    * If two readers use the same store, one of them gets `CheckpointInUse`, best of all when it loads.
-    * Don't hold up the event loop: leave what blocks to `asyncio.to_thread`.
+    * Store the text of `Offsets.to_json`, and decode it with `Offsets.from_json`. Equal offsets give equal texts.
+    * A save is atomic. When it returns, the offsets survive a power cut. When it raises, or the process is killed
+      during it, the offsets that were saved before remain.
+    * Seqnos may go back: after a rollback a vbucket continues below its old seqno. Never keep the higher one.
+    * Data that exists but can't be read is an error, `CheckpointFailed`. None means that nothing was ever saved, and
+      the reader then starts from the beginning.
+    * If two readers use the same store, one of them gets `CheckpointInUse`, preferably when it loads.
+    * Don't block the event loop: run blocking code with `asyncio.to_thread`.
 
-    Calls come one after the other. Data and offsets that are saved by one transaction are what makes delivery exactly
-    once; `SqliteCheckpoint.save_in` is an example of it.
+    Calls come one after the other. To process each change exactly once, save data and offsets in one transaction;
+    `SqliteCheckpoint.save_in` is an example.
     """
 
     async def load(self) -> Offsets | None:
-        """What was saved last, or None where nothing was."""
+        """Return the offsets that were saved last, or None if nothing was saved."""
 
     async def save(self, offsets: Offsets) -> None:
-        """Keep these offsets for good. They are of all vbuckets that the reader has read."""
+        """Store these offsets durably. They include all vbuckets that the reader has read."""
 
     async def close(self) -> None:
-        """Let go of files and connections. What was saved stays."""
+        """Close files and connections. Saved offsets remain."""
 
 
 def read_offsets(text: bytes, *, what: str, to_start_over: str) -> Offsets:
-    """The offsets in a text, or `CheckpointFailed`. `what` names the checkpoint, as in "the checkpoint …"."""
+    """Decode offsets, or raise `CheckpointFailed`. `what` names the checkpoint in the error, as in "the checkpoint
+    …"."""
     try:
         return Offsets.from_json(text.decode("ascii"))
     except UnicodeDecodeError as error:
@@ -75,41 +75,41 @@ def damaged(what: str, why: str, *, to_start_over: str) -> CheckpointFailed:
 
 
 _MODE = 0o666
-"""Less what the user's umask takes away, as for any file. There is nothing secret in it."""
+"""The umask applies, as for any file. The content is not secret."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @suggest_keywords
 class FileCheckpoint:
-    """Keeps offsets in a file, as the text of `Offsets.to_json`. The folder must be there.
+    """Keeps offsets in a file, as the text of `Offsets.to_json`. The folder must exist.
 
-    From the first load or save until `close` the file is this reader's: another one gets `CheckpointInUse`. Looking at
-    it is free to all, `Offsets.from_json(path.read_text())` at any moment. To read from the beginning, remove the file.
+    From the first load or save until `close`, this reader owns the file: another one gets `CheckpointInUse`. Anyone
+    may look at it with `Offsets.from_json(path.read_text())`. To read from the beginning, remove the file.
 
-    The folder should be on a disk of this machine. On some network file systems a rename is not whole and a lock
-    is not seen by others.
+    The folder should be on a local disk. On some network file systems, renames are not atomic and other machines do
+    not see locks.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        # A link stays a link, and a process that changes its folder keeps its checkpoint.
+        # Resolve the path once: a symbolic link stays one, and the process may change its working directory.
         self.path = Path(os.path.realpath(path))
         self._turn = threading.Lock()
         self._release: weakref.finalize[[int], FileCheckpoint] | None = None
-        """Releases the lock, at the latest when this object is collected."""
+        """Releases the lock, at the latest when this object is garbage-collected."""
 
     def __repr__(self) -> str:
         return f"FileCheckpoint({str(self.path)!r})"
 
     async def load(self) -> Offsets | None:
-        """What was saved last, or None where there is no file. A file that can't be read is `CheckpointFailed`."""
+        """Return the offsets saved last, or None if there is no file. Raises `CheckpointFailed` if it can't be read."""
         return await asyncio.to_thread(self._load)
 
     async def save(self, offsets: Offsets) -> None:
-        """Replace the file. When this returns it is on the disk; if this fails, the old file is as it was."""
+        """Replace the file. When this returns, the offsets are on disk; if it raises, the old file is unchanged."""
         await asyncio.to_thread(self._save, offsets)
 
     async def close(self) -> None:
-        """Let others use the file."""
+        """Release the file for other readers."""
         await asyncio.to_thread(self._close)
 
     # --- in a thread ----------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class FileCheckpoint:
 
 def _read_file(path: Path) -> bytes:
     with path.open("rb") as file:
-        # One more than allowed is enough to be refused for.
+        # Read one more than allowed, so that too long a text is refused.
         return file.read(TEXT_CHARS_MAX + 2)
 
 
@@ -165,7 +165,7 @@ def _beside(path: Path, ending: str) -> Path:
 
 
 def _lock(path: Path) -> int:
-    """Lock the checkpoint for this reader, and raise at once what would fail the first save."""
+    """Lock the checkpoint for this reader. Errors that would fail the first save are raised now."""
     lock_path = _beside(path, ".lock")
     try:
         number = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _MODE)
@@ -203,19 +203,19 @@ def _not_written(path: Path, error: OSError) -> CheckpointFailed:
 
 # --- in SQLite --------------------------------------------------------------------------------------------------------
 #
-# A checkpoint is one row, with the text of all its offsets:
+# A checkpoint is one row that contains the text of all its offsets:
 #
 #     headwater_checkpoints (name TEXT PRIMARY KEY, revision INTEGER, writer TEXT, offsets TEXT)
 #
-# One row and not one for each vbucket, because then a save needs to know nothing of the saves before it: if the caller
-# rolls a transaction back, no memory of what has been written is wrong afterwards.
+# One row instead of one per vbucket, so that a save does not depend on earlier saves: if the caller rolls a
+# transaction back, no memory of what was written becomes wrong.
 #
-# `revision` counts the saves and `writer` names the object that made the last one. A reader may save where its own save
-# was the last, or where no other reader has saved since it first looked. So of two readers on one checkpoint the second
-# to save is refused; if it saves its data in the same transaction, nothing is written twice.
+# `revision` counts the saves and `writer` identifies the object that made the last one. A reader may save if the last
+# save was its own, or if no other reader has saved since it first looked. So of two readers of one checkpoint, the
+# second to save is refused; if it saves its data in the same transaction, nothing is written twice.
 
 BUSY_S_MAX = 30.0
-"""How long to wait for another process that writes to the database."""
+"""How long to wait while another process writes to the database."""
 NAME_CHARS_MAX = 200
 
 _CREATE = """
@@ -246,11 +246,10 @@ _HINTS = {
 
 @suggest_keywords
 class SqliteCheckpoint:
-    """Keeps offsets in an SQLite database, which may hold other tables and other checkpoints, by their names.
+    """Keeps offsets in an SQLite database, which may contain other tables, and other checkpoints under other names.
 
-    If what is made of the changes goes into the same database, `save_in` saves the offsets in the transaction that
-    writes it. Then either both are there or neither is, and every change counts exactly once, whenever the process is
-    killed:
+    If the results of the changes are written to the same database, `save_in` saves the offsets in the transaction that
+    writes them. Then both are saved or neither, and every change counts exactly once, whenever the process is killed:
 
         reading = client.batches(start=checkpoint.load_from(connection) or "beginning")
         for batch in reading:
@@ -271,33 +270,33 @@ class SqliteCheckpoint:
         self.name = name
         self._writer = secrets.token_hex(8)
         self._seen: int | None = None
-        """The revision at the first look; after a rollback of the caller's it may be the one in the table again."""
+        """The revision at the first look. If the caller rolls back, the table may have it again."""
         self._connection: sqlite3.Connection | None = None
         self._turn = threading.Lock()
-        """For the connection of our own."""
+        """Guards `_connection`."""
 
     def __repr__(self) -> str:
         return f"SqliteCheckpoint({self.path!r}, name={self.name!r})"
 
     async def load(self) -> Offsets | None:
-        """What was saved last by this name, or None. What can't be read is `CheckpointFailed`."""
+        """Return the offsets last saved under this name, or None. Raises `CheckpointFailed` if they can't be read."""
         return await asyncio.to_thread(self._load)
 
     async def save(self, offsets: Offsets) -> None:
-        """Save in a transaction of its own. When this returns it is on the disk."""
+        """Save in a separate transaction. When this returns, the offsets are on disk."""
         await asyncio.to_thread(self._save, offsets)
 
     def load_from(self, connection: sqlite3.Connection) -> Offsets | None:
-        """Load what was saved last, at once and by the caller's connection.
+        """Load the offsets that were saved last, synchronously and over the caller's connection.
 
         Args:
             connection: A connection to the same database.
 
         Returns:
-            The offsets, or None where none were saved by this name.
+            The offsets, or None if none were saved under this name.
 
         Raises:
-            CheckpointFailed: The connection is to another database, or what is there can't be read.
+            CheckpointFailed: The connection is to another database, or the checkpoint can't be read.
         """
         try:
             self._check_database(connection)
@@ -309,15 +308,15 @@ class SqliteCheckpoint:
         """Save in the caller's transaction, which the caller commits, or rolls back if this raises.
 
         Args:
-            connection: A connection to this database, with a transaction that is open, or opens by itself as Python's
-                do by default.
-            offsets: Behind the data that the same transaction writes.
+            connection: A connection to this database, with a transaction that is open, or that Python opens by itself,
+                as it does by default.
+            offsets: The offsets after the data that the same transaction writes.
 
         Raises:
             CheckpointInUse: Another reader has saved since this one first looked.
             CheckpointFailed: There is no transaction, or the database can't be written.
         """
-        # There is no turn to wait for: a save in a thread may itself be waiting for the end of this transaction.
+        # Don't take `_turn`: a save in a thread may hold it and wait for the end of this very transaction.
         try:
             _check_transaction(connection)
             self._check_database(connection)
@@ -360,10 +359,10 @@ class SqliteCheckpoint:
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
-            # Calls come from one thread at a time, and not always from the same.
+            # Calls come from one thread at a time, but not always from the same one.
             connection = sqlite3.connect(self.path, timeout=BUSY_S_MAX, isolation_level=None, check_same_thread=False)
             try:
-                # The folder, too, must be on the disk before a save returns.
+                # EXTRA also syncs the folder before a save returns.
                 connection.execute("PRAGMA synchronous = EXTRA")
                 connection.execute(_CREATE)
             except BaseException:
@@ -372,7 +371,7 @@ class SqliteCheckpoint:
             self._connection = connection
         return self._connection
 
-    # --- by any connection ----------------------------------------------------------------------------------------
+    # --- with any connection --------------------------------------------------------------------------------------
 
     def _read(self, connection: sqlite3.Connection) -> Offsets | None:
         cursor = _plain_cursor(connection)
@@ -420,7 +419,7 @@ class SqliteCheckpoint:
 
 
 def _plain_cursor(connection: sqlite3.Connection) -> sqlite3.Cursor:
-    """One that gives tuples, whatever form for rows the caller has chosen."""
+    """Return a cursor that returns tuples, whatever row factory the caller has set."""
     cursor = connection.cursor()
     cursor.row_factory = None
     return cursor

@@ -1,23 +1,23 @@
-"""A checkpoint in the bucket that is read, so that a consumer needs no store of its own to keep anything.
+"""A checkpoint in the bucket that is read, so that a consumer needs no store of its own.
 
-Each vbucket has a document, and its offset is in an extended attribute of it, `headwater`:
+Each vbucket has a document with the offset in an extended attribute, `headwater`:
 
     {"writer":"9f86d081884c7d65","checkpoint":{"version":1,"bucket_uuid":"…","offsets":[[VBUCKET,…]]}}
 
-One document a vbucket, because the members of a group save disjoint vbuckets, and would be in each other's way in a
-document that they share. What has not moved is not written. And each document lies in the vbucket it is about, by a key
-that is made for that (`checkpoint_key`), which is worth a lot:
+Each vbucket has its own document, because the members of a group save disjoint vbuckets and would conflict in a shared
+one. Offsets that have not moved are not written. And each document lies in the vbucket that it is about, under a key
+computed for that (`checkpoint_key`), which has two advantages:
 
-* To save an offset is itself a change in the bucket, which the reader gets and which moves an offset. If that were the
-  offset of another vbucket, it would have to be saved, too, and a group on an idle bucket would save for ever. Here it
-  is the same vbucket, the server returns the seqno of the save, and an offset that has moved by that one change only
-  needs no saving. A vbucket without other writers comes to rest after one save.
-* The save comes after the changes it is about, in the same history. So that history never ends before its checkpoint,
+* A save is itself a change in the bucket, which the reader receives and which moves an offset. If that were the offset
+  of another vbucket, it would have to be saved too, and a group on an idle bucket would save forever. Here it is the
+  same vbucket, the server returns the seqno of the save, and an offset that has moved by only that change needs no
+  save. A vbucket without other writers comes to rest after one save.
+* The save follows the changes it covers in the same history. So that history never ends before its checkpoint,
   whichever replica takes over.
 
-The document's CAS keeps two readers apart. A reader writes over what it has read or written itself. If it meets
-something else, then another one saves the same vbucket, and it gets `CheckpointInUse`. By `writer` a reader knows its
-own writes, because a write whose answer was lost changes the CAS, too.
+The document's CAS detects a second reader. A reader overwrites only what it has read or written itself. If it finds
+anything else, another reader saves the same vbucket, and it gets `CheckpointInUse`. By `writer` a reader recognizes
+its own writes, because a write whose answer was lost also changes the CAS.
 """
 
 from __future__ import annotations
@@ -45,30 +45,29 @@ from headwater.protocol.status import Status
 
 # --- keys -----------------------------------------------------------------------------------------------------------
 #
-# Each document lies in the vbucket that it is about:
+# Each document lies in the vbucket that it is about. Its key is:
 #
 #     _headwater:checkpoint:GROUP:VBUCKET:NUMBER
 #
-# The vbucket of a key is taken from its CRC32, so NUMBER, always of five digits, is chosen for that: the lowest that
-# puts the key where it should be. To try numbers one by one takes half a second for 1,024 vbuckets. But a CRC is
-# linear: of two beginnings, the checksums with the same ending differ by the same bits, whatever the ending of that
-# length is. So the checksums of all numbers are made once, and those with a beginning differ from them by what one of
-# them does.
+# A key's vbucket derives from its CRC32, so NUMBER, always five digits, is the lowest that puts the key into the right
+# vbucket. Trying numbers one by one would take half a second for 1,024 vbuckets. But CRC is linear: for two prefixes,
+# the checksums with the same suffix always differ by the same bits, whatever the suffix of that length is. So the
+# checksums of all numbers are computed once, and those with a prefix differ from them by a constant.
 
 
 KEY_PREFIX = b"_headwater:checkpoint:"
-"""Of the checkpoints of all groups. They show up in streams, and readers can filter them out by it."""
+"""The keys of all groups' checkpoints begin with this. They appear in streams; readers can filter them out by it."""
 
 GROUP_BYTES_MAX = 200
-"""With the rest, a key stays below the 250 bytes that servers allow."""
+"""With the other parts, a key stays below the 250 bytes that servers allow."""
 
 _NUMBERS = 100_000
 _HASHES = 0x8000
-"""Vbuckets are made of these many values of a key's checksum: see `vbucket_of`."""
+"""Vbuckets derive from this many values of a key's checksum: see `vbucket_of`."""
 
 
 def checkpoint_key(group: str, vbucket: VBucketId, vbuckets: int) -> bytes:
-    """The key of a vbucket's document, in a bucket of that many vbuckets."""
+    """Return the key of a vbucket's document, in a bucket with `vbuckets` vbuckets."""
     beginning = KEY_PREFIX + b"%s:%d:" % (group.encode(), vbucket)
     difference = _hash(zlib.crc32(_ending(0), zlib.crc32(beginning))) ^ _hash(zlib.crc32(_ending(0)))
     lowest = _lowest_numbers()
@@ -84,7 +83,7 @@ def checkpoint_key(group: str, vbucket: VBucketId, vbuckets: int) -> bytes:
 
 @cache
 def _lowest_numbers() -> list[int]:
-    """By the hash of their digits alone, the lowest numbers that have it; `_NUMBERS` where none has."""
+    """For each hash of the digits alone, the lowest number with it; `_NUMBERS` if there is none."""
     lowest = [_NUMBERS] * _HASHES
     for number in reversed(range(_NUMBERS)):
         lowest[_hash(zlib.crc32(_ending(number)))] = number
@@ -100,10 +99,10 @@ def _hash(checksum: int) -> int:
 
 
 XATTR = b"headwater"
-"""Not one of the system's, which start with an underscore: for those a user needs rights of their own."""
+"""Not a system attribute (these start with an underscore), which would need extra privileges."""
 
 ATTEMPTS_MAX = 5
-"""How often a save may find a document changed meanwhile, though not by a reader that saves it."""
+"""How often one save may find a document changed by something other than another reader's save."""
 
 _UNREAD = StreamOffset()
 _TO_START_OVER = "delete the document"
@@ -114,14 +113,14 @@ class _Stored:
     """A vbucket's document, as it was last read or written."""
 
     cas: Cas = Cas(0)
-    """0 where there is none."""
+    """0 if there is no document."""
     writer: str = ""
     offset: StreamOffset = _UNREAD
     saved_as: tuple[int, int] | None = None
-    """The vbuuid and the seqno of the save itself, where it was our own."""
+    """The vbuuid and the seqno of the save itself, if this object made it."""
 
     def covers(self, offset: StreamOffset) -> bool:
-        """Whether a reader can just as well resume from what is stored: nothing but our own save lies between."""
+        """Whether resuming from the stored offset is equivalent: only our own save lies in between."""
         if offset == self.offset:
             return True
         return offset.seqno == self.offset.seqno + 1 and self.saved_as == (offset.vbuuid, offset.seqno)
@@ -135,7 +134,7 @@ _NOTHING_STORED = _Stored()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Location:
-    """Where the documents are. The keys depend on the number of vbuckets."""
+    """Where the documents are. The keys depend on the bucket's number of vbuckets."""
 
     cluster_map: ClusterMap
     collection_id: CollectionId | None
@@ -146,20 +145,23 @@ class _Location:
 class XattrCheckpoint:
     """Keeps offsets in documents of the bucket that is read.
 
-    `group` names the consumer. The members of a group use the same name, and each saves the vbuckets that it reads. The
-    documents are in the collection that is named, as `scope.collection`, or in the default one. Their bodies are `{}`,
-    and they show up in streams and queries, with keys that start with `KEY_PREFIX`. The collection must
-    not have a time to live: a checkpoint that expires is a vbucket that is read from the beginning.
+    Args:
+        kv: The settings of a client, `client.settings`, or any other `KvPort`.
+        group: The name of the consumer. All members of a group use the same name, and each saves the vbuckets that it
+            reads.
+        collection: The collection of the documents, as `scope.collection`, or None for the default one.
 
-    A save is whole for each vbucket, not for all of them together: if it fails, each has its old offset or its new one.
+    The documents' bodies are `{}`. They appear in streams and queries, with keys that start with `KEY_PREFIX`. The
+    collection must not have a time to live: if a checkpoint expires, its vbucket is read from the beginning.
 
-    A failover that takes changes back takes back, with them, the checkpoints that were saved after them. The reader
-    then resumes from an older one, and gets no rollback for what it made of those changes. If that matters, read
-    with `mitigate_rollbacks=True`, or keep the offsets elsewhere.
+    A save is atomic for each vbucket, not for all together: if it fails, each has its old offset or its new one.
+
+    A failover that loses changes also loses the checkpoints that were saved after them. The reader then resumes from
+    an older offset, and gets no rollback for the lost changes that it has processed. If that matters, read with
+    `mitigate_rollbacks=True`, or keep the offsets elsewhere.
     """
 
     def __init__(self, kv: KvPort | ClientSettings, *, group: str, collection: str | None = None) -> None:
-        """`kv` are the settings of a client, `client.settings`, or something else that carries requests."""
         if not group.isprintable() or {" ", ":"} & {*group} or not 0 < len(group.encode()) <= GROUP_BYTES_MAX:
             raise errors.InvalidInput(
                 f"{group[:GROUP_BYTES_MAX]!r} is not a valid name for a group",
@@ -176,9 +178,9 @@ class XattrCheckpoint:
         return f"<XattrCheckpoint of the group {self.group!r}>"
 
     async def load(self, vbuckets: Iterable[VBucketId] | None = None) -> Offsets | None:
-        """What was saved last, of some vbuckets or of all; None where nothing was.
+        """Return the offsets that were saved last, of some vbuckets or of all; None if nothing was saved.
 
-        From now on this reader may save over what was found.
+        From now on, this reader may overwrite what it found.
         """
         location = await self._locate()
         wanted = range(location.cluster_map.vbuckets) if vbuckets is None else vbuckets
@@ -202,7 +204,7 @@ class XattrCheckpoint:
         raise self._in_use(due[0])
 
     async def close(self) -> None:
-        """Let go of the connections. A later load starts from the bucket again."""
+        """Close the connections. A later load reads the bucket again."""
         self._location = None
         self._stored.clear()
         await self._kv.close()
@@ -224,7 +226,7 @@ class XattrCheckpoint:
         return tuple(checkpoint_key(self.group, VBucketId(vbucket), vbuckets) for vbucket in range(vbuckets))
 
     async def _look_at(self, location: _Location, vbuckets: Sequence[VBucketId]) -> dict[VBucketId, _Stored]:
-        """The documents of some vbuckets, as they are now."""
+        """Read the documents of some vbuckets."""
         if unknown := [vbucket for vbucket in vbuckets if not 0 <= vbucket < len(location.keys)]:
             raise errors.InvalidOffsets(
                 f"there is no vbucket {unknown[0]}: the bucket has {len(location.keys)}",
@@ -246,7 +248,7 @@ class XattrCheckpoint:
         }
 
     def _decode(self, location: _Location, vbucket: VBucketId, answer: Response | errors.StatusError) -> _Stored:
-        # A bucket that is missing has the status of a document that is.
+        # A missing bucket has the same status as a missing document.
         if isinstance(answer, errors.KeyNotFound) and not isinstance(answer, errors.UnknownBucket):
             return _NOTHING_STORED
         what = f"the checkpoint in document {location.keys[vbucket].decode()!r}"
@@ -264,7 +266,7 @@ class XattrCheckpoint:
     # --- writing --------------------------------------------------------------------------------------------------
 
     async def _write(self, location: _Location, offsets: Offsets, vbuckets: Sequence[VBucketId]) -> list[VBucketId]:
-        """Save some vbuckets. Returns those whose documents are not what was last seen of them."""
+        """Save some vbuckets. Returns those whose documents changed since they were last seen."""
         requests = [self._save_request(location, offsets, vbucket) for vbucket in vbuckets]
         answers = await self._ask("written", requests)
         changed: list[VBucketId] = []
@@ -301,7 +303,7 @@ class XattrCheckpoint:
     async def _check_changed(self, location: _Location, vbuckets: Sequence[VBucketId]) -> None:
         """Read changed documents again, and continue unless another reader has saved them.
 
-        It may have been our own write, whose answer was lost. Or the document was deleted, or changed in another part.
+        The change may be our own write whose answer was lost, or a deletion, or a change of another part.
         """
         for vbucket, stored in (await self._look_at(location, vbuckets)).items():
             is_ours = stored.writer == self._writer or stored.is_by_same_save(self._stored[vbucket])

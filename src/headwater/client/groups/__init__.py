@@ -1,23 +1,23 @@
-"""What a reader and its consumer group say to each other.
+"""The interface between a reader and its consumer group.
 
-The members of a group share the vbuckets of a bucket. A `Membership` gives a reader those that are its own, as an
-`Assignment` that is replaced whenever that changes. What the reader does with it:
+The members of a group share the vbuckets of a bucket. A `Membership` gives a reader its vbuckets as an `Assignment`,
+which is replaced whenever it changes. The reader follows it like this:
 
     assignment = await membership.start(bucket)
-    begin to read assignment.vbuckets
+    begin reading assignment.vbuckets
     while reading:
         newer = await membership.assignment_changed(assignment)
         change = newer.since(assignment)
-        stop to read change.drop, and save nothing of them
-        stop to read change.hand_over, save their offsets, and then: await membership.release(change.hand_over)
-        load the offsets of change.begin, and begin to read them
+        stop reading change.drop, and save nothing of them
+        stop reading change.hand_over, save their offsets, and then: await membership.release(change.hand_over)
+        load the offsets of change.begin, and begin reading them
         assignment = newer
-    stop to read, save the offsets
+    stop reading, save the offsets
     await membership.stop()
 
-Before it hands changes to its caller, a reader looks at `membership.current()`, which needs no waiting: a vbucket that
-is not in it by then may be another member's, however quiet things are otherwise. And it saves offsets together with
-the vbucket's `generation`, so that the store where they are kept can refuse what comes from a former owner.
+Before a reader returns changes to its caller, it checks `membership.current()`, which does not block: a vbucket that
+is no longer in it may belong to another member, even if no change of the assignment was announced. And it saves
+offsets with the vbucket's `generation`, so that the store can refuse those of a former owner.
 """
 
 from __future__ import annotations
@@ -36,31 +36,30 @@ from headwater.protocol.numbers import Cas, VBucketId
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """A document as it was read."""
+    """A document as it was read, with its CAS."""
 
     value: bytes
     cas: Cas
 
 
 class DocumentPort(Protocol):
-    """What a group needs of a key-value store: one document, which is changed only if it has not changed since it was
-    read. One call at a time.
+    """What a group needs from a key-value store: one document, changed only by compare-and-swap. One call at a time.
 
-    That another writer was faster is a value, and no error. It may even have been an earlier attempt of our own whose
-    answer was lost. An error of `add` or `replace` leaves open whether the write took place, or will yet.
+    If another writer was faster, a call returns None; that may be an earlier attempt of our own whose answer was lost.
+    After an error of `add` or `replace`, the write may have taken place, or may still do so.
     """
 
     async def read(self) -> StoredDocument | None:
-        """The document, or None where there is none."""
+        """Return the document, or None if it does not exist."""
 
     async def add(self, value: bytes) -> Cas | None:
-        """The CAS of the new document, or None where there is one already."""
+        """Return the CAS of the new document, or None if one exists."""
 
     async def replace(self, value: bytes, cas: Cas) -> Cas | None:
-        """The new CAS, or None where the document has changed since the given one, or is gone."""
+        """Return the new CAS, or None if the document is gone or has changed since the given CAS."""
 
     async def close(self) -> None:
-        """Let go of connections. The port is of no further use."""
+        """Close the connections. The port can't be used after this."""
 
 
 _NOTHING: frozenset[VBucketId] = frozenset()
@@ -68,22 +67,22 @@ _NOTHING: frozenset[VBucketId] = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What one member may read. A change makes a new one."""
+    """What one member may read. It is immutable: a change makes a new one."""
 
     number: int
-    """Of two assignments of one membership the newer has the higher one."""
+    """Rises with each new assignment of a membership."""
     vbuckets: frozenset[VBucketId] = _NOTHING
     """Read these, and no others."""
     to_release: frozenset[VBucketId] = _NOTHING
-    """Stop to read these, save their offsets, and release them: another member waits for them."""
+    """Stop reading these, save their offsets, and release them: another member waits for them."""
     generations: Mapping[VBucketId, int] = field(default_factory=dict)
-    """Of all of the above, how often each had been taken, by any member, when this one took it. See `lease_member`."""
+    """How often each vbucket above had been taken, by any member, when this one took it. See `lease_member`."""
 
     is_last: bool = False
-    """The membership has ended. The assignment is empty, and stays so."""
+    """The membership has ended. The assignment is empty, and no other follows."""
 
     def since(self, older: Assignment) -> AssignmentChange:
-        """What to do to get here from an older assignment."""
+        """Return what to do to get from an older assignment to this one."""
         lasting = {vbucket for vbucket, _ in self.generations.items() & older.generations.items()}
         return AssignmentChange(
             begin=self.vbuckets - (lasting & older.vbuckets),
@@ -94,14 +93,14 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignmentChange:
-    """What differs between two assignments."""
+    """The difference between two assignments."""
 
     begin: frozenset[VBucketId]
-    """Read these from the offsets that are saved for them. One that is in `drop`, too, was another's in between."""
+    """Read these from their saved offsets. One that is also in `drop` belonged to another member in between."""
     hand_over: frozenset[VBucketId]
-    """Stop to read these, save their offsets, release them. One that was never begun has nothing to be saved."""
+    """Stop reading these, save their offsets, and release them. One that was never begun has no offset to save."""
     drop: frozenset[VBucketId]
-    """Stop to read these at once and save nothing: they may be another's already."""
+    """Stop reading these immediately and save nothing: another member may own them already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,51 +109,50 @@ class GroupBucket:
 
     vbuckets: int
     open_document: Callable[[bytes, str | None], DocumentPort]
-    """Makes a way to a document by its key and collection, as `scope.collection`; None is the default collection."""
+    """Opens a document by its key and its collection, as `scope.collection`; None is the default collection."""
 
 
 class Membership(Protocol):
-    """One member of a group, as its reader sees it. Errors of any of these end the membership."""
+    """One member of a group, as its reader sees it. An error of any method ends the membership."""
 
     async def start(self, bucket: GroupBucket) -> Assignment:
-        """Join. The first assignment may be empty, where others have to hand over first."""
+        """Join. The first assignment may be empty if other members have to hand over first."""
 
     def current(self) -> Assignment:
-        """What may be read now. It is looked up in memory, and by the clock."""
+        """Return what may be read now. Does not block: it uses memory and the clock only."""
 
     async def assignment_changed(self, known: Assignment) -> Assignment:
-        """Wait for an assignment that is newer than a known one. Those in between are left out.
+        """Wait for an assignment newer than the known one, and return the newest.
 
-        The end of the membership makes a last one, also for who is waiting.
+        When the membership ends, pending calls return the last assignment, too.
         """
 
     async def release(self, vbuckets: Iterable[VBucketId]) -> None:
-        """These are not read any more and their offsets are saved, so that others may take them.
+        """Report that these are no longer read and their offsets are saved, so that others may take them.
 
-        What is not to be released, or not any more because the lease has run out since, is passed over.
+        Vbuckets that are not in `to_release`, for example because the lease has run out, are ignored.
         """
 
     async def stop(self) -> None:
-        """Leave. Nothing is read any more, and all offsets are saved."""
+        """Leave. The caller has stopped reading and saved all offsets."""
 
 
 # --- static numbering -----------------------------------------------------------------------------------------------
 #
-# "Member 2 of 5" has the vbuckets that follow from these two numbers, and from nothing else. The members do not
-# communicate, so a member that is missing, or is there twice, is not noticed. For that there is `lease_group`.
+# "Member 2 of 5" has the vbuckets that follow from these two numbers alone. The members do not communicate, so a
+# member that is missing or started twice is not detected. `lease_group` does that.
 
 
 GENERATION = 0
-"""Of every vbucket of a static member: no member ever takes over from another."""
+"""The generation of every vbucket of a static member: no member ever takes over from another."""
 
 
 def vbuckets_of_member(number: int, *, of: int, vbuckets: int) -> frozenset[VBucketId]:
-    """The vbuckets of one of `of` members, numbered from 1. Together they have all, and no two have one in common.
+    """Return the vbuckets of one of `of` members, numbered from 1. The members' sets are disjoint and cover them all.
 
-    The vbuckets are dealt like cards. Clusters give a node runs of neighbouring vbuckets, so that in this way every
-    member has an even share of every node: all members are as busy as each other whatever a node is doing, and a
-    slow node slows all of them a little instead of one of them much. Ranges would save connections, and give whole
-    nodes to single members.
+    The vbuckets are dealt like cards. Clusters give a node runs of neighbouring vbuckets, so every member gets an even
+    share of every node: all members have the same load, and a slow node slows all of them a little instead of one of
+    them a lot. Ranges would save connections, but assign whole nodes to single members.
     """
     _check_number(number, of=of)
     if of > vbuckets:
@@ -166,7 +164,7 @@ def vbuckets_of_member(number: int, *, of: int, vbuckets: int) -> frozenset[VBuc
 
 @suggest_keywords
 class StaticMember:
-    """Member `number` of `of`: `StaticMember(2, of=5)`."""
+    """Member `number` of `of`, counted from 1: `StaticMember(2, of=5)`. All members must use the same `of`."""
 
     def __init__(self, number: int, *, of: int) -> None:
         _check_number(number, of=of)
@@ -179,7 +177,7 @@ class StaticMember:
         return f"StaticMember({self.number}, of={self.of})"
 
     async def start(self, bucket: GroupBucket) -> Assignment:
-        """No network is used."""
+        """Compute the assignment. No network is used."""
         vbuckets = vbuckets_of_member(self.number, of=self.of, vbuckets=bucket.vbuckets)
         if self._assignment is not None:
             raise LocalProtocolError("the member was started before", hint="Create a new one for each read")
@@ -194,14 +192,14 @@ class StaticMember:
         return self._assignment
 
     async def assignment_changed(self, known: Assignment) -> Assignment:
-        """Returns only when the member is stopped: until then nothing ever changes."""
+        """Return when the member is stopped: until then, nothing changes."""
         if known.is_last:
             raise LocalProtocolError("the membership has ended", hint="Stop at the last assignment")
         await self._stopped.wait()
         return self.current()
 
     async def release(self, vbuckets: Iterable[VBucketId]) -> None:
-        """Nothing is ever to be released, so all is passed over."""
+        """Do nothing: `to_release` is always empty."""
 
     async def stop(self) -> None:
         self._assignment = Assignment(number=self.current().number + 1, is_last=True)

@@ -1,6 +1,6 @@
-"""The document that the members of a group share: who is there, who reads which vbucket, and who is to.
+"""The document that the members of a group share: the members, who reads which vbucket, and who should.
 
-It is JSON, so that an operator can read it:
+It is JSON, so that operators can read it:
 
     {
       "format": 1,
@@ -12,9 +12,9 @@ It is JSON, so that an operator can read it:
     }
 
 `owners`, `targets` and `generations` have a number for every vbucket. Owners and targets are indices of `seats`, or -1
-for none; generations count on from `first_generation`. `lease_member` says what any of it means.
+for none; generations count from `first_generation`. `lease_member` explains their meaning.
 
-A member that finds a document it does not understand leaves it alone.
+A member that does not understand the document does not change it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from headwater.protocol.status import Status
 FORMAT = 1
 KEY_PREFIX = "_headwater:group:"
 DOCUMENT_BYTES_MAX = 4 * 1024 * 1024
-"""A bucket with 65536 vbuckets, the most that there can be, needs about a quarter of it."""
+"""A bucket with 65536 vbuckets, the maximum, needs about a quarter of it."""
 SEATS_MAX = 256
 NAME_CHARS_MAX = 100
-"""Of a group, a member and a seat."""
+"""For the names of groups, members and seats."""
 LEASE_S_MAX = 3600.0
 COUNT_MAX = 2**53 - 1
-"""Of heartbeats and generations: what any reader of JSON can take."""
+"""For heartbeats and generations: the largest integer that every JSON parser represents exactly."""
 
 _NO_SEAT = -1
 _HINT = "End all members of the group, delete the document, and start them again"
@@ -52,30 +52,30 @@ _HINT = "End all members of the group, delete the document, and start them again
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A member, from the time it joins until its lease has run out. Who joins again gets another seat."""
+    """A member, from when it joins until its lease has run out. A member that joins again gets another seat."""
 
     id: str
     member_id: str
     heartbeat: int
-    """Counts up. That it has changed is all that others can see of the member."""
+    """Counts up. Other members see only that it changes."""
     lease_s: float
-    """How long the member may read after its last heartbeat, as it says itself."""
+    """How long the member may read after its last heartbeat. Each member sets its own."""
     is_replaced: bool = False
-    """A newer process has joined by the same member id: this seat is to have no vbuckets any more."""
+    """A newer process has joined with the same member id: this seat must give up its vbuckets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDocument:
-    """One state of the group. A change makes a new one."""
+    """One state of the group. It is immutable: a change makes a new one."""
 
     first_generation: int
     seats: tuple[Seat, ...]
     owners: tuple[str | None, ...]
-    """For every vbucket the id of the seat that may read it."""
+    """For each vbucket, the id of the seat that may read it."""
     targets: tuple[str | None, ...]
-    """For every vbucket the id of the seat that is to read it."""
+    """For each vbucket, the id of the seat that should read it."""
     takings: tuple[int, ...]
-    """For every vbucket how often it was taken."""
+    """For each vbucket, how often it was taken."""
 
     @classmethod
     def empty(cls, *, vbuckets: int, first_generation: int) -> GroupDocument:
@@ -94,17 +94,17 @@ class GroupDocument:
 
     @property
     def is_settled(self) -> bool:
-        """Everything is where it is to be."""
+        """Whether every vbucket is owned by its target."""
         return self.owners == self.targets
 
     def with_seat(self, seat: Seat) -> GroupDocument:
-        """With a seat that is new, or as it is now."""
+        """Return the document with a seat added, or replaced if it exists."""
         if self.seat(seat.id) is None:
             return replace(self, seats=(*self.seats, seat))
         return replace(self, seats=tuple(seat if other.id == seat.id else other for other in self.seats))
 
     def without_seats(self, gone: Iterable[str]) -> GroupDocument:
-        """Without some seats, whose vbuckets have no owner then."""
+        """Return the document without some seats. Their vbuckets then have no owner."""
         ids = frozenset(gone)
         return replace(
             self,
@@ -139,7 +139,7 @@ class GroupDocument:
 
     @classmethod
     def decode(cls, value: bytes) -> GroupDocument:
-        """Read a document, or raise `GroupDocumentInvalid`."""
+        """Decode a document, or raise `GroupDocumentInvalid`."""
         root = _parse(value)
         seats = tuple(_decode_seat(seat) for seat in _get(root, "seats", list))
         ids = [seat.id for seat in seats]
@@ -213,7 +213,7 @@ def _decode_seat(seat: Any) -> Seat:
     if not isinstance(seat, dict):
         raise _invalid("a seat is not an object")
     lease_s: Any = seat.get("lease_s")
-    # Not a number is neither above nor below anything, so the comparison has to be this way round.
+    # NaN fails every comparison, so the condition must be written this way round.
     if type(lease_s) not in (int, float) or not 0 < lease_s <= LEASE_S_MAX:
         raise _invalid(f"a lease of {lease_s!r} seconds")
     return Seat(
@@ -229,7 +229,7 @@ def _decode_seat(seat: Any) -> Seat:
 
 
 ANSWER_S_MAX = 4.0
-"""A server that is silent for longer is better given up than waited for until the lease has run out."""
+"""If a server is silent for longer, give up: better than waiting until the lease has run out."""
 
 _ALREADY_THERE = frozenset({Status.KEY_EEXISTS, Status.NOT_STORED})
 _CHANGED_OR_GONE = frozenset({Status.KEY_EEXISTS, Status.KEY_ENOENT})
@@ -237,12 +237,12 @@ _NOT_THERE = frozenset({Status.KEY_ENOENT})
 
 
 def group_bucket(settings: ClientSettings, *, vbuckets: int) -> GroupBucket:
-    """The bucket of a client, for a group that shares it."""
+    """Describe a client's bucket for a group that shares it."""
     known = settings.timeouts
     short = Timeouts(connect_s=min(known.connect_s, ANSWER_S_MAX), answer_s=min(known.answer_s, ANSWER_S_MAX))
 
     def open_document(key: bytes, collection: str | None) -> KvDocument:
-        # A group tries again by itself, and reads the document again each time.
+        # No retries here: a group retries by itself, and reads the document each time.
         return KvDocument(BucketKv(replace(settings, timeouts=short), retry_s_max=0), key, collection)
 
     return GroupBucket(vbuckets=vbuckets, open_document=open_document)
@@ -278,18 +278,18 @@ class KvDocument:
     async def _ask(
         self, make_request: Callable[[dict[str, Any]], Request], *, none_for: frozenset[Status]
     ) -> Response | None:
-        """The answer, or None for some statuses. Any other that is no success is raised."""
+        """Return the answer, or None for the statuses in `none_for`. Raises any other refusal."""
         fields = await self._location()
         (answer,) = await self._kv.request([make_request(fields)])
         if isinstance(answer, Response):
             return answer
-        # It has the status of a document that is missing, and comes of a connection that had to be made again.
+        # `UnknownBucket`, from a connection that was reopened, has the same status as a missing document.
         if isinstance(answer, UnknownBucket) or answer.status not in none_for:
             raise answer
         return None
 
     async def _location(self) -> dict[str, Any]:
-        """What every request for the document has. The collection is found at the first one."""
+        """Return the fields that all requests for the document share. The first call looks up the collection."""
         if self._fields is None:
             vbuckets = (await self._kv.cluster_map()).vbuckets
             try:

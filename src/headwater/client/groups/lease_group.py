@@ -1,6 +1,6 @@
-"""Elastic groups: members come, go and die, and the vbuckets are shared by those that are alive.
+"""Elastic groups: members join, leave and crash, and the vbuckets are shared by those that are alive.
 
-This is the edge of `lease_member`, where the theory is: here it gets a clock, chance, and the document over the wire.
+`lease_member` has the theory and the logic; this module adds a clock, randomness and the network.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from headwater.options import suggest_keywords
 from headwater.protocol.numbers import KEY_BYTES_MAX, VBucketId
 
 GIVE_UP_AFTER_S = 300.0
-"""How long the document may be out of reach before the membership fails."""
+"""How long the document may be unreachable before the membership fails."""
 LEAVE_S_MAX = 5.0
-"""How long `stop` tries to clear the seat. Where it can't, the lease runs out by itself."""
+"""How long `stop` tries to clear the seat. If that fails, the lease runs out by itself."""
 MISS_PAUSE_S_MIN = 0.01
-"""After a turn that came to nothing. The pauses grow up to `busy_interval_s`."""
+"""The first pause after a turn that failed. Pauses grow up to `busy_interval_s`."""
 
 _SEAT_ID_BYTES = 8
 _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def lease_clock_s() -> float:
-    """The clock that leases are counted by: the one that runs while the system sleeps, if there is one."""
+    """The clock for leases. It keeps running while the system sleeps, if the platform has such a clock."""
     return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 
 @suggest_keywords
 class LeaseGroup:
-    """A member of the group `name`: `LeaseGroup("invoices", "worker-1")`. It is good for one read.
+    """A member of the group `name`: `LeaseGroup("invoices", "worker-1")`. Each object is for one read.
 
-    A member id is a process's own. Where two have the same, the one that came later stays. Without one, the process
-    gets a new id every time. With one, a process that was killed and comes back is known to be the same, and the
-    others don't make room for both of them.
+    Each process needs its own member id. If two use the same one, the later one stays. Without an id, the process gets
+    a new one every time. With an id, a process that was killed and restarted is recognized, and the others need not
+    make room for both.
 
-    The document is in the default collection unless another is named, and is written at every heartbeat of every
-    member: who reads that collection reads these changes, too.
+    Every heartbeat of every member writes the group's document, which is in the default collection unless another is
+    named: readers of that collection receive these changes, too.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LeaseGroup:
             )
         self.terms = LeaseTerms(lease_s=lease_s, interval_s=interval_s, margin_s=margin_s)
         self.last_failure: HeadwaterError | None = None
-        """Why the document was out of reach the last time; None while it is in reach."""
+        """Why the document was last unreachable; None while it is reachable."""
         self._collection = collection
         self._give_up_after_s = give_up_after_s
         self._clock = clock
@@ -83,7 +83,7 @@ class LeaseGroup:
             random=random.random,
         )
         self._misses = 0
-        """Turns in a row that came to nothing."""
+        """The number of turns in a row that failed."""
         self._failure: Exception | None = None
         self._last: Assignment | None = None
         self._announced: Assignment | None = None
@@ -96,7 +96,7 @@ class LeaseGroup:
     # --- the membership -------------------------------------------------------------------------------------------
 
     async def start(self, bucket: GroupBucket) -> Assignment:
-        """Join. What is in the way of the first heartbeat is raised at once."""
+        """Join the group. Raises the error if the first heartbeat fails."""
         if self._member is not None:
             raise LocalProtocolError("the membership was started before", hint="Create a new one for each read")
         self._member = LeaseMember(
@@ -132,13 +132,13 @@ class LeaseGroup:
         return current
 
     async def release(self, vbuckets: Iterable[VBucketId]) -> None:
-        """Returns at once; the document is written when its turn has come, which is soon."""
+        """Release the vbuckets and return at once. The next turn, which is soon, writes the document."""
         self._started().release(vbuckets, self._clock())
         self._announce()
         self._wake.set()
 
     async def stop(self) -> None:
-        """Clear the seat, so that others need not wait for the lease to run out. It is not an error if that fails."""
+        """Leave, and try to clear the seat, so that others need not wait for the lease to run out."""
         if self._last is not None:
             return
         member = self._started()
@@ -160,10 +160,10 @@ class LeaseGroup:
             raise LocalProtocolError("the membership has not been started", hint="Await start() first")
         return self._member
 
-    # --- telling the reader ---------------------------------------------------------------------------------------
+    # --- notifying the reader -------------------------------------------------------------------------------------
 
     def _announce(self) -> None:
-        """Wake up who waits if the assignment has changed, and look again when the lease ends."""
+        """Wake waiting callers if the assignment has changed, and schedule a check for the end of the lease."""
         member = self._started()
         assignment = self.current()
         if assignment is not self._announced:
@@ -181,12 +181,12 @@ class LeaseGroup:
         self._changed = asyncio.Event()
 
     def _end(self) -> None:
-        """Nothing may be read any more, and there will be nothing new."""
+        """End the membership: publish a last, empty assignment."""
         self._last = Assignment(number=self.current().number + 1, is_last=True)
         self._announce()
 
     def _fail(self, error: Exception) -> None:
-        """Let what waits for the membership, or asks for it later, get the error."""
+        """Fail the membership: waiting callers and later ones get the error."""
         self._failure = error
         self._started().leave(self._clock())
         self._announce()
@@ -195,7 +195,7 @@ class LeaseGroup:
     # --- the document ---------------------------------------------------------------------------------------------
 
     async def _run(self, member: LeaseMember, port: DocumentPort) -> None:
-        """Take turns until the member has left. Whatever ends it before that is raised to the reader."""
+        """Take turns until the member has left. An error that ends this earlier is raised to the reader."""
         reached_s = self._clock()
         try:
             while await self._wait_for_turn(member):
@@ -216,7 +216,7 @@ class LeaseGroup:
             self._fail(error)
 
     async def _wait_for_turn(self, member: LeaseMember) -> bool:
-        """False where there will be no turn any more."""
+        """Wait until the next turn is due. Returns False if there will be none."""
         if self._misses:
             await asyncio.sleep(self._backoff.delay_s(self._misses))
         while (due_s := member.next_turn_s) is not None and due_s > self._clock():
@@ -227,7 +227,7 @@ class LeaseGroup:
         return due_s is not None
 
     async def _take_turn(self, member: LeaseMember, port: DocumentPort) -> None:
-        """Look at the document, and write what is to be written, unless another member is faster."""
+        """Read the document, and write the member's changes unless another member was faster."""
         stored = await port.read()
         seen = None if stored is None else GroupDocument.decode(stored.value)
         document = member.next_document(seen, self._clock())

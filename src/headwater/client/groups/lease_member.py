@@ -1,59 +1,58 @@
-"""One member of an elastic group, sans-IO: it is shown the group's document, and says what to write and what to read.
+"""One member of an elastic group, sans-IO: it takes the group's document, and returns what to write and what to read.
 
-`lease_group` gives it a clock and the document over the network. It must never compare two clocks.
+`lease_group` connects it to a clock and the network. It must never compare two clocks.
 
 ## The document
 
-All members share one document, and change it only by compare-and-swap, so that its states are a single chain and each
-follows from the one before it. A member has a *seat* in it with a heartbeat. A vbucket has an *owner*, the one seat
-that may read it, and a *target*, the seat that is to. The targets are a balanced plan over the seats that are there
-(`plan_targets`). A member that sees that they are not, because a seat has come or gone, makes a new plan.
+All members share one document, and change it only by compare-and-swap, so its states form a single chain in which each
+follows from the one before. A member has a *seat* in it, with a heartbeat. A vbucket has an *owner*, the one seat that
+may read it, and a *target*, the seat that should read it. The targets are a balanced plan over the current seats
+(`plan_targets`). A member that sees that the plan is outdated, because a seat has come or gone, makes a new one.
 
 ## Hand-over in two steps
 
-A plan moves only the target. The owner sees it, lets its reader stop and save its offsets, and only then writes that
-the vbucket has no owner. The target sees that, and writes itself in as the owner. It reads when this write has been
-answered. So the owner changes from a seat to none to a seat, and never from seat to seat:
+A plan changes only targets. The owner sees that, has its reader stop and save its offsets, and only then writes that
+the vbucket has no owner. The target sees that, writes itself as the owner, and reads once this write is acknowledged.
+So the owner changes from a seat to none to a seat, and never directly from seat to seat:
 
     no owner ──taken by its target──► a seat ──released by that seat itself, or its lease has run out──► no owner
 
 ## Leases, without a common clock
 
-A member that is dead can't release. So what it has is lent to it, for `lease_s` after every heartbeat. No two clocks
-are compared for that, only spans of time on one clock each:
+A dead member can't release its vbuckets. So they are leased to it, for `lease_s` after every heartbeat. This compares
+no two clocks, only spans of time on each clock:
 
-* A member counts the lease from *before* the heartbeat's write was sent, once it knows that the write took place.
-* Another member counts from *after* the read that first showed it the heartbeat, and waits `lease_s + margin_s`. A
-  heartbeat that it has not seen change in that time belongs to a seat that it may clear, by compare-and-swap.
+* A member counts its lease from *before* it sent the heartbeat's write, once it knows that the write succeeded.
+* Another member counts from *after* the read that first showed it the heartbeat, and waits `lease_s + margin_s`. If
+  the heartbeat has not changed by then, it may clear the seat, by compare-and-swap.
 
-No member can have read the heartbeat before it was written, so the others start to count later, and count longer. The
-member has stopped by then, as long as its clock does not lose more than the margin in the time of a lease. And if it
-was not dead and has renewed meanwhile, the document is no longer the one that the others want to swap.
+No member can read a heartbeat before it is written, so the others start counting later, and count longer. The member
+has stopped by then, as long as its clock does not lose more than the margin during a lease. And if it is alive and has
+renewed its lease in the meantime, the others' compare-and-swap fails.
 
-A member whose lease has run out forgets what it had. Where it finds its seat still there, no other member has taken
-anything from it, and its next heartbeat gives it all back. Where it does not, it joins again, with a new seat.
+A member whose lease has run out forgets its vbuckets. If its seat still exists, no other member has taken anything
+from it, and its next heartbeat restores everything. Otherwise it joins again, with a new seat.
 
-A member that finds the document behind what it knows (its last heartbeat is missing, or a vbucket that it has is
-another's) stops at once and joins again, too. That happens where the document was deleted, or where a failover took
-back the newest writes to it.
+A member that finds the document older than its own knowledge (its last heartbeat is missing, or one of its vbuckets
+has another owner) also stops at once and joins again. That happens if the document was deleted, or if a failover lost
+the newest writes to it.
 
 ## What remains
 
 * **A process that is stopped for longer than its lease** (SIGSTOP, swapping, a virtual machine that is moved) between
-  its look at `assignment` and what it does with the answer may hand out one batch too many when it goes on, and save
-  its offsets. The first is at-least-once delivery. Against the second there is the *generation*: a number per vbucket
-  that rises whenever it is taken. The store that keeps the offsets has to remember the highest generation that it has
-  seen of a vbucket, at the latest when a new owner loads them, and to refuse to save with a lower one. The same can
-  be done wherever else the changes are written to.
-* **A failover that takes back writes to the document**, because they had not come to the copy that is active now, or
-  an operator who deletes it. A member that is the owner of a vbucket by a write that is gone goes on until its next
-  turn, which is where it finds out, or until its lease ends, where it has no turn. Meanwhile another may take the
-  vbucket, after a failover even with the same generation.
-* **A margin that is too small** for what a reader does between two looks at its assignment, or for the clocks. What
-  its caller does with a batch may take longer than any margin, and is delivered again elsewhere then.
-* **A reader that does not release** what it is to hand over keeps it, for as long as it renews its lease.
-* **A document that is made again** starts new generations, by the calendar of the machine that makes it. They are
-  higher than the old ones unless that is far behind, or vbuckets were taken more than once a second all the time.
+  checking its `assignment` and acting on it may return one batch too many when it resumes, and save its offsets. The
+  batch is at-least-once delivery. The *generation* prevents the save: a number per vbucket that rises whenever the
+  vbucket is taken. The store of the offsets must remember the highest generation that it has seen of a vbucket, at the
+  latest when a new owner loads them, and refuse saves with a lower one. Other targets of the changes can do the same.
+* **A failover that loses writes to the document**, because the new active copy had not received them, or an operator
+  who deletes it. A member that owns a vbucket by a lost write continues until its next turn, where it notices, or, if
+  it gets no turn, until its lease ends. Meanwhile another may take the vbucket, after a failover even with the same
+  generation.
+* **A margin that is too small** for the reader's work between two checks of its assignment, or for the clocks. The
+  caller's work on a batch may take longer than any margin; the batch is then delivered again elsewhere.
+* **A reader that does not release** vbuckets that it should hand over keeps them while it renews its lease.
+* **A recreated document** starts new generations from the calendar time of the machine that creates it. They exceed
+  the old ones unless its clock is far behind, or vbuckets were constantly taken more than once a second.
 """
 
 from __future__ import annotations
@@ -73,18 +72,18 @@ from headwater.protocol.states import Table, transition
 
 # --- the plan -----------------------------------------------------------------------------------------------------
 #
-# Who is to have which vbucket: balanced within one, and with as few moves as that takes.
+# Which member should have which vbucket: balanced to within one, with the fewest moves.
 #
-# Pure and deterministic: every member that makes the plan from the same document makes the same one. And the plan of a
-# plan is the plan itself, so that it can be made again at any time.
+# Pure and deterministic: all members compute the same plan from the same document. Planning is idempotent: the plan of
+# a plan is that plan, so it can be computed at any time.
 #
-# How few moves is that? With `v` vbuckets and `m` members, each member is to have `v // m` of them, and `v % m` members
-# one more. Those that have more than that have to give up the rest, and no other gives up anything. That is least
-# where those that have the most are the ones that may have one more.
+# The number of moves: with `v` vbuckets and `m` members, each member gets `v // m` of them, and `v % m` members one
+# more. Members that have more give up the excess, and no others give up anything. The moves are fewest if the members
+# that already have the most get the extra vbuckets.
 
 
 def plan_targets(current: Sequence[str | None], members: Iterable[str]) -> tuple[str | None, ...]:
-    """For every vbucket the member that is to have it. One that is in the plan so far and is no member has lost all."""
+    """Return the target member of every vbucket. Those in `current` that are not in `members` lose their vbuckets."""
     held: dict[str, list[int]] = {member: [] for member in sorted(members)}
     if not held:
         return (None,) * len(current)
@@ -101,19 +100,19 @@ def plan_targets(current: Sequence[str | None], members: Iterable[str]) -> tuple
 
 
 def _shares(counts: dict[str, int], *, vbuckets: int) -> dict[str, int]:
-    """How many each is to have."""
+    """Return how many vbuckets each member should have."""
     least, rest = divmod(vbuckets, len(counts))
     by_count = sorted(counts, key=lambda member: (-counts[member], member))
     return {member: least + (rank < rest) for rank, member in enumerate(by_count)}
 
 
 def _spread(vbuckets: list[int], count: int) -> list[int]:
-    """So many of them at even distances: neighbours mostly live on one node, and all nodes are to give alike."""
+    """Pick `count` vbuckets at even distances: neighbours are mostly on one node, and nodes should give equally."""
     return [vbuckets[at * len(vbuckets) // count] for at in range(count)] if count > 0 else []
 
 
 def _deal(targets: list[str | None], missing: dict[str, int]) -> None:
-    """Give what has no member to those that miss some, in turns."""
+    """Give the vbuckets without a member to the members that lack some, in turns."""
     waiting = deque(member for member, count in missing.items() if count > 0)
     for vbucket, target in enumerate(targets):
         if target is None:
@@ -132,23 +131,23 @@ INTERVAL_S = 3.0
 MARGIN_S = 5.0
 
 _RENEWALS_MIN = 2
-"""How many heartbeats a lease must have room for, so that a single one that is lost does no harm."""
+"""How many heartbeats must fit into a lease, so that losing one does no harm."""
 _IMPATIENCE = 4
-"""How much more often a member looks at the document while vbuckets are under way."""
+"""How much more often a member reads the document while vbuckets move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTerms:
-    """The times of one member. Members of a group may differ in them: a lease says how long it is."""
+    """The times of one member. Members may use different ones: each lease states its length."""
 
     lease_s: float = LEASE_S
-    """A member that has not renewed its lease for so long stops reading."""
+    """A member that has not renewed its lease for this long stops reading."""
     interval_s: float = INTERVAL_S
-    """Between two heartbeats."""
+    """The time between two heartbeats."""
     margin_s: float = MARGIN_S
-    """How much longer others wait before they take what it had.
+    """How much longer than the lease others wait before they take a member's vbuckets.
 
-    It covers what a member that has stopped may still be busy with, and clocks that don't run equally fast.
+    It covers work that a member still finishes after its lease, and clocks that run at different speeds.
     """
 
     def __post_init__(self) -> None:
@@ -164,7 +163,7 @@ class LeaseTerms:
 
     @property
     def busy_interval_s(self) -> float:
-        """Between two looks at the document while vbuckets are under way."""
+        """The time between two reads of the document while vbuckets move."""
         return self.interval_s / _IMPATIENCE
 
 
@@ -173,22 +172,22 @@ class LeaseTerms:
 
 class MemberState(Enum):
     OUTSIDE = auto()
-    """No lease: nothing may be read, and a seat is to be taken."""
+    """No lease: the member may read nothing, and wants a seat."""
     INSIDE = auto()
-    """There is a lease."""
+    """The member has a lease."""
     REPLACED = auto()
-    """Another process has come by the same member id. All is handed over to it and the others."""
+    """Another process joined with the same member id. The member hands over everything."""
     LEAVING = auto()
-    """Nothing is read any more, and the seat is to be cleared."""
+    """The reader has stopped; the seat must be cleared."""
     ENDED = auto()
 
 
 class LeaseGranted:
-    """A write with a heartbeat of our seat took place."""
+    """A write with a heartbeat of our seat succeeded."""
 
 
 class LeaseEnded:
-    """The lease has run out, or the document is not what we knew it to be."""
+    """The lease has run out, or the document contradicts what we knew."""
 
 
 class ReplacementSeen:
@@ -200,11 +199,11 @@ class LeaveAsked:
 
 
 class HandedOver:
-    """Who was replaced has released everything."""
+    """The replaced member has released everything."""
 
 
 class SeatCleared:
-    """The document has no seat of ours."""
+    """Our seat is no longer in the document."""
 
 
 MEMBER: Table[MemberState] = {
@@ -237,25 +236,25 @@ class HandOverState(Enum):
     NOT_MINE = auto()
     READING = auto()
     HANDING_OVER = auto()
-    """The reader has been asked to stop. There is no way back from here: it may have begun to."""
+    """The reader was told to stop. This can't be undone: it may already be stopping."""
     RELEASED = auto()
-    """The reader has stopped, and the document does not say so yet."""
+    """The reader has stopped, and the document does not show that yet."""
 
 
 class Taken:
-    """A write that makes us its owner took place."""
+    """A write that makes us the owner succeeded."""
 
 
 class MovedAway:
-    """Another member is to have it."""
+    """The vbucket has another target."""
 
 
 class ReaderReleased:
-    """The reader has stopped to read it, and has saved its offset."""
+    """The reader has stopped reading the vbucket, and has saved its offset."""
 
 
 class ReleaseSeen:
-    """The document says that it is not ours."""
+    """The document shows that the vbucket is no longer ours."""
 
 
 _LOST: dict[type[Any], HandOverState] = {LeaseEnded: HandOverState.NOT_MINE}
@@ -286,9 +285,9 @@ class _Observation:
 
 
 class LeaseMember:
-    """Show it the document every time that `next_turn_s` says, and write what it says, by compare-and-swap.
+    """Pass the document to `next_document` whenever `next_turn_s` is due, and write the result by compare-and-swap.
 
-    All times are of one clock, that of the process. It must not stand still while the process does.
+    All times are of one clock, that of the process, which must not stop while the process does.
     """
 
     def __init__(
@@ -300,7 +299,7 @@ class LeaseMember:
         new_seat_id: Callable[[], str],
         first_generation: Callable[[], int],
     ) -> None:
-        """`first_generation` says where the generations of a new document start: higher every time it is asked."""
+        """`first_generation` returns the first generation of a new document: a higher one at each call."""
         self.member_id = member_id
         self.terms = terms
         self.state = MemberState.OUTSIDE
@@ -310,11 +309,11 @@ class LeaseMember:
         self._first_generation = first_generation
         self._seat_id = new_seat_id()
         self._heartbeat = 0
-        """The last one of our seat that is known to have been written."""
+        """The last heartbeat of our seat that is known to be written; 0 without a lease."""
         self._renewed_s = 0.0
         self._looked_s = -math.inf
         self._full_since_s: float | None = None
-        """Since when we wait for a seat."""
+        """Since when we have waited for a seat."""
         self._is_settled = False
         self._held: dict[VBucketId, _Held] = {}
         self._observed: dict[str, _Observation] = {}
@@ -324,16 +323,16 @@ class LeaseMember:
 
     @property
     def lease_end_s(self) -> float | None:
-        """When reading must stop; None where nothing may be read as it is."""
+        """When reading must stop; None if there is no lease."""
         return self._renewed_s + self.terms.lease_s if self._heartbeat else None
 
     def assignment(self, now_s: float) -> Assignment:
-        """What may be read now."""
+        """Return what may be read now."""
         self.tick(now_s)
         return self._assignment
 
     def release(self, vbuckets: Iterable[VBucketId], now_s: float) -> None:
-        """The reader has stopped to read these. What it was not to release is passed over."""
+        """The reader has stopped reading these. Vbuckets that it was not told to release are ignored."""
         self.tick(now_s)
         for vbucket in vbuckets:
             held = self._held.get(vbucket)
@@ -342,7 +341,7 @@ class LeaseMember:
         self._publish()
 
     def leave(self, now_s: float) -> None:
-        """The reader has stopped to read anything. The next turn clears the seat."""
+        """The reader has stopped reading everything. The next turn clears the seat."""
         self.tick(now_s)
         if self.state not in (MemberState.LEAVING, MemberState.ENDED):
             self._move(LeaveAsked)
@@ -350,7 +349,7 @@ class LeaseMember:
         self._publish()
 
     def tick(self, now_s: float) -> None:
-        """Note the time: a lease that has run out is lost."""
+        """Update the time: a lease that has run out is lost."""
         if self._has_run_out(now_s):
             self._lose_lease()
 
@@ -361,7 +360,7 @@ class LeaseMember:
 
     @property
     def next_turn_s(self) -> float | None:
-        """When to show the document next, at the earliest; None for never."""
+        """The earliest time to pass the document next; None for never."""
         if self.state is MemberState.ENDED:
             return None
         if self.state is MemberState.LEAVING or any(h.state is HandOverState.RELEASED for h in self._held.values()):
@@ -373,9 +372,9 @@ class LeaseMember:
         return renewal_s if self._is_settled else min(renewal_s, busy_s)
 
     def next_document(self, seen: GroupDocument | None, now_s: float) -> GroupDocument | None:
-        """What is to be written over the document that was just read; None where there is no need.
+        """Return what to write over the document that was just read; None if nothing.
 
-        `seen` is None where there is no document yet; `now_s` is a time after the answer has come.
+        `seen` is None if there is no document yet; `now_s` is a time after the read was answered.
         """
         self.tick(now_s)
         document = seen or GroupDocument.empty(vbuckets=self._vbuckets, first_generation=self._first_generation())
@@ -398,14 +397,14 @@ class LeaseMember:
         return document if document != seen else None
 
     def on_written(self, document: GroupDocument, *, sent_s: float, now_s: float) -> None:
-        """A write took place. `sent_s` is a time before it was sent."""
+        """A write succeeded. `sent_s` is a time before it was sent."""
         self.tick(now_s)
         self._is_settled = document.is_settled
         seat = document.seat(self._seat_id)
         if self.state is MemberState.LEAVING and seat is None:
             self._end()
         if seat is None or self.state in (MemberState.LEAVING, MemberState.ENDED):
-            # A write of a seat that has been given up since, or one that was on its way when the reader stopped.
+            # Either the seat was given up since, or the write was under way when the reader stopped.
             return
         self._heartbeat = seat.heartbeat
         self._renewed_s = sent_s
@@ -424,7 +423,7 @@ class LeaseMember:
         self._is_settled = document.is_settled
         if not self._is_as_known(document):
             self._lose_lease()
-            # What the document says of the old seat, and what was seen of the others, may never have been.
+            # The document's entry for the old seat, and observations of others, may belong to lost writes.
             self._seat_id = self._new_seat_id()
             self._observed = {}
         if self.state is MemberState.ENDED:
@@ -442,7 +441,7 @@ class LeaseMember:
         self._publish()
 
     def _is_as_known(self, document: GroupDocument) -> bool:
-        """Whether no other member has changed what is ours alone to change."""
+        """Whether the parts that only we may change are unchanged."""
         if not self._heartbeat:
             return True
         seat = document.seat(self._seat_id)
@@ -481,14 +480,15 @@ class LeaseMember:
         ]
 
     def _seated(self, document: GroupDocument, now_s: float) -> GroupDocument:
-        """With our seat in it, if there is room, and with the others that have our member id marked as replaced."""
+        """Return the document with our seat, if there is room. Other seats with our member id are marked as
+        replaced."""
         if document.seat(self._seat_id) is not None:
             return document
         if len(document.seats) >= SEATS_MAX:
             self._wait_for_room(document, now_s)
             return document
         self._full_since_s = None
-        # Never the same seat twice: a member that has not seen it go would count on from its old heartbeats.
+        # Never reuse a seat id: a member that did not see the seat go would continue from its old heartbeat.
         self._seat_id = self._new_seat_id()
         others = tuple(
             replace(seat, is_replaced=True) if seat.member_id == self.member_id else seat for seat in document.seats
@@ -497,7 +497,7 @@ class LeaseMember:
         return replace(document, seats=(*others, own))
 
     def _wait_for_room(self, document: GroupDocument, now_s: float) -> None:
-        """Seats of the dead are cleared only by a member that has watched them for long enough."""
+        """Raise `GroupFull` if no seat was freed for long enough to detect and clear dead members."""
         if self._full_since_s is None:
             self._full_since_s = now_s
         longest_s = max(seat.lease_s for seat in document.seats) + self.terms.margin_s + self.terms.interval_s
@@ -516,10 +516,10 @@ class LeaseMember:
         return replace(document, owners=tuple(owners))
 
     def _taken(self, document: GroupDocument) -> GroupDocument:
-        """With us as the owner of what we are to have and has no owner."""
+        """Return the document with us as the owner of our targets that have no owner."""
         owners, takings = list(document.owners), list(document.takings)
         for vbucket, target in enumerate(document.targets):
-            # What has just been released is not taken in the same write: the reader has to see it go first.
+            # Don't take a vbucket in the write that releases it: the reader must see it go first.
             if target == self._seat_id and owners[vbucket] is None and VBucketId(vbucket) not in self._held:
                 owners[vbucket] = self._seat_id
                 takings[vbucket] += 1
@@ -551,7 +551,7 @@ class LeaseMember:
         self._move(SeatCleared)
 
     def _publish(self) -> None:
-        """Make a new assignment where it has changed."""
+        """Make a new assignment if it has changed."""
         reading = frozenset(v for v, held in self._held.items() if held.state is HandOverState.READING)
         to_release = frozenset(v for v, held in self._held.items() if held.state is HandOverState.HANDING_OVER)
         generations = {v: self._held[v].generation for v in sorted(reading | to_release)}
