@@ -4,8 +4,8 @@ The only module that knows this JSON. Nodes write it (`bucket_config`, `node_con
 members of its own (`PublishedConfig`), and clients, commands and the dashboard read it (`ClusterConfig`). Pure: values
 in, bytes out, and back; it opens no connection and decides nothing.
 
-There are two forms. That of a bucket has the vbucket map. That of the node alone must have no `uuid` and no
-`nodeLocator`: gocbcore takes a config with one and not the other for a bucket of a kind that it does not know.
+There are two forms. A bucket's config has the vbucket map. The config of a node alone must have no `uuid` and no
+`nodeLocator`: gocbcore treats a config with only one of them as a bucket of an unknown kind.
 
 The parts that matter to all readers:
 
@@ -15,8 +15,8 @@ The parts that matter to all readers:
   every service, TLS ones included, and with the addresses they have for others (`alternateAddresses`);
 * `rev` and `revEpoch` are the version: a reader takes a config only if it has a higher one.
 
-Real servers write `$HOST` where a node does not know its own name, and clients put in the host they have connected to.
-Not all of them do so everywhere, so a config of ours names the host that clients can reach, and nothing else.
+Real servers write `$HOST` if a node does not know its own name, and clients replace it with the host they have
+connected to. Not all clients do so everywhere, so our configs always name the host that clients can reach.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ T = TypeVar("T")
 
 PORT_MAX = 0xFFFF
 VBUCKETS_MAX = 0x10000
-"""What the 16 bits of a request's header can name. A bucket has 1024 in Couchbase."""
+"""The number of vbuckets that the 16 bits of a request's header can name. A bucket has 1024 in Couchbase."""
 NO_NODE = -1
 """In a row of the vbucket map: no node has this copy."""
 HOST_PLACEHOLDER = "$HOST"
-"""Stands for the host that the config was asked of."""
+"""Stands for the host that the config was requested from."""
 
 BUCKET_CAPABILITIES = (
     "collections", "durableWrite", "tombstonedUserXAttrs", "subdoc.ReplaceBodyWithXattr",
     "subdoc.DocumentMacroSupport", "subdoc.ReviveDocument", "subdoc.ReplicaRead", "subdoc.BinaryXattr",
     "preserveExpiry", "rangeScan", "cbhello", "touch", "cccp", "nodesExt", "xattr",
 )  # fmt: skip
-"""What the key-value front end serves. Clients leave alone what is not named here, views ("couchapi") above all."""
+"""What the key-value front end serves. Clients do not use what is not named here, above all views ("couchapi")."""
 
 _KV, _KV_TLS, _HTTP, _HTTP_TLS = "kv", "kvSSL", "mgmt", "mgmtSSL"
-"""The names of the services that have a config to give."""
+"""The names of the services that a config can be requested from."""
 _NO_ADDRESSES = frozenset({"", "0.0.0.0", "::", HOST_PLACEHOLDER})
 _HINT = "Check that the server is a Couchbase or Headwater node; if it is, this config is a fault of it"
 
@@ -68,7 +68,7 @@ class NodeAddress:
     http_port: int | None = None
     http_tls_port: int | None = None
     uuid: str = ""
-    """Differs for two nodes that have had one address in turn; empty where it is not known."""
+    """Distinguishes two nodes that have had one address in turn; empty if it is not known."""
 
     def __post_init__(self) -> None:
         if self.host in _NO_ADDRESSES:
@@ -83,7 +83,7 @@ class NodeAddress:
 
     @property
     def kv_address(self) -> str:
-        """As the server list has it."""
+        """The address in the server list."""
         return join_host_port(self.host, self.kv_port or self.kv_tls_port)
 
     @property
@@ -95,15 +95,15 @@ class NodeAddress:
         return frozenset(port for port in (self.kv_port, self.kv_tls_port) if port is not None)
 
     def kv_port_for(self, *, tls: bool) -> int:
-        """The key-value port to connect to, with or without TLS; the other one where there is only that."""
+        """Return the key-value port to connect to, with or without TLS; the other one if there is only that."""
         port = self.kv_tls_port if tls else self.kv_port
         return port or self.kv_port or self.kv_tls_port or 0
 
     def services(self) -> dict[str, int]:
-        """The ports by the names that clients know them by.
+        """Return the ports by the names that clients know them by.
 
-        Clients wait for ever for a management port that is missing, so a node that has none names its key-value port,
-        where a request of HTTP ends at its first byte, which is no magic.
+        Clients wait forever for a management port that is missing, so a node that has none names its key-value port,
+        which ends an HTTP request at its first byte, because that is no magic.
         """
         ports = {
             _KV: self.kv_port,
@@ -116,7 +116,7 @@ class NodeAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNodes:
-    """The nodes, and the revision of all that a config says."""
+    """The nodes, and the revision of everything in a config."""
 
     nodes: tuple[NodeAddress, ...]
     this_node: int | None = 0
@@ -226,7 +226,7 @@ def _encode(members: dict[str, Any]) -> bytes:
 
 # --- what a coordinator publishes ---------------------------------------------------------------------------------
 
-# It is a bucket's config with one more member, `headwater`, which clients ignore:
+# A published config is a bucket's config with one more member, `headwater`, which clients ignore:
 #
 #     {"building": {"12": [2]}, "handing_over": {"13": 0}, "settled": false, "coordinator": "5f0c…",
 #      "login": ["@cluster-…", "…"]}
@@ -236,35 +236,34 @@ def _encode(members: dict[str, Any]) -> bytes:
 
 _OUR_MEMBER = "headwater"
 NODES_USER = "@cluster"
-"""The user as which nodes log in to each other, with the bucket's name behind it: each bucket is a cluster of its
-own."""
+"""The user as which nodes log in to each other, followed by the bucket's name: each bucket is a cluster of its own."""
 
 
 def nodes_user(bucket: str) -> str:
-    """The user that nodes of this bucket's cluster are to each other."""
+    """Return the user as which nodes of this bucket's cluster log in to each other."""
     return f"{NODES_USER}-{bucket}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyCounts:
-    """Where the copies of a bucket are, judged by the nodes that can be reached.
+    """Where the copies of a bucket are, according to the nodes that can be reached.
 
-    What a node that can't be reached has is not known: its replicas may be old, or gone with its disk.
+    What an unreachable node has is not known: its replicas may be old, or gone with its disk.
     """
 
     vbuckets: int
     active: int
-    """Vbuckets whose active copy is on a node that can be reached."""
+    """Vbuckets whose active copy is on a reachable node."""
     active_unreachable: int
     active_missing: int
-    """Vbuckets that no node has."""
+    """Vbuckets for which the map has no active node."""
     replicas_wanted: int
     replicas: int
-    """On nodes that can be reached."""
+    """On reachable nodes."""
     replicas_unknown: int
-    """On nodes that can't be reached."""
+    """On unreachable nodes."""
     replicas_missing: int
-    """Those that the map has no node for."""
+    """Replicas that the map has no node for."""
 
     @property
     def unserved(self) -> int:
@@ -274,57 +273,57 @@ class CopyCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedConfig:
-    """What every node of a bucket's cluster gets, keeps, and acts on. A change is a new one with a higher revision."""
+    """What every node of a bucket's cluster receives, stores and acts on. Each change makes a higher revision."""
 
     revision: int
     epoch: int = 1
     bucket: str
     uuid: str
     cluster_uuid: str = ""
-    """What the config says of the cluster. All buckets of one have the same; of old the bucket's uuid stood for it."""
+    """The uuid of the cluster, which all its buckets share. Older nodes used the bucket's uuid instead."""
     cluster_name: str = ""
     settings: Mapping[str, Any] | None = None
-    """Of the bucket, for all nodes; None where each goes by those that it has."""
+    """The settings of the bucket for all nodes; None if each node uses the ones it has."""
     nodes: tuple[NodeAddress, ...]
     replicas: int = 0
     rows: tuple[tuple[int, ...], ...]
     """For every vbucket the active node, then the replicas, as indices of `nodes`; -1 is no node."""
     building: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Nodes that build a copy of a vbucket from its active node, though the map does not name them yet, or keep up one
-    that the map no longer names. Such a copy may be promoted, and is part of no write's majority."""
+    """Nodes that build a copy of a vbucket from its active node, though the map does not name them yet, or that keep
+    one up to date which the map no longer names. Such a copy may be promoted, and is part of no write's majority."""
     handing_over: Mapping[int, int] = field(default_factory=dict)
-    """The vbucket is on its way to be active on this node. Neither that node nor the one that was active touches its
-    state because of the config: the takeover decides. Where this is the node that is active already, the vbucket is
-    *frozen*: no node streams it to another one or takes it over, so that a coordinator can look at it."""
+    """The node on which a vbucket is to become active. Neither that node nor the one that was active changes its state
+    because of the config: the takeover decides. If this is the node that is active already, the vbucket is *frozen*:
+    no node streams it to another one or takes it over, so that a coordinator can inspect it."""
     settled: bool = False
-    """Every copy is where the map says. What a node has beyond it may go."""
+    """Whether every copy is where the map says. Nodes may then drop any other copy."""
     coordinator: str = ""
-    """A name that each run of a command makes up, so that no two of them ever publish the same config."""
+    """A name that each run of a command makes up, so that no two runs ever publish the same config."""
     login: Credentials | None = field(default=None, repr=False)
-    """How the nodes log in with each other, for as long as there is the cluster. No config that is shown has it."""
+    """How the nodes log in to each other for as long as the cluster exists. No config that is shown has it."""
 
     @property
     def version(self) -> tuple[int, int]:
         return self.epoch, self.revision
 
     def names(self) -> tuple[str, ...]:
-        """The nodes as topologies name them: by their key-value addresses."""
+        """Return the nodes by their key-value addresses, as topologies name them."""
         return tuple(node.kv_address for node in self.nodes)
 
     def index_of(self, node: NodeAddress) -> int | None:
-        """Which of the nodes this one is. A node is the one with its host and one of its key-value ports, whatever else
-        has changed: it may have got ports with TLS since, or given up those without."""
+        """Return which of the nodes this one is, by its host and one of its key-value ports, whatever else has
+        changed: it may have got ports with TLS since, or given up those without."""
         at_host = ((at, known) for at, known in enumerate(self.nodes) if known.host == node.host)
         return next((at for at, known in at_host if known.kv_ports & node.kv_ports), None)
 
     def holders(self, vbucket: int) -> tuple[int, ...]:
-        """All nodes that have, get or may still have a copy, each once."""
+        """Return all nodes that have, get or may still have a copy, each once."""
         row = [node for node in self.rows[vbucket] if node != NO_NODE]
         handed = [self.handing_over[vbucket]] if vbucket in self.handing_over else []
         return tuple(dict.fromkeys([*row, *self.building.get(vbucket, ()), *handed]))
 
     def is_holder(self, vbucket: int, node: int) -> bool:
-        """Whether a node is one of these. Asked of every vbucket, whenever there is a newer config."""
+        """Whether a node is one of `holders`. Called for every vbucket whenever there is a newer config."""
         return (
             node in self.rows[vbucket]
             or node in self.building.get(vbucket, ())
@@ -356,12 +355,12 @@ class PublishedConfig:
         return self.handing_over.get(vbucket) == self.rows[vbucket][0]
 
     def topology(self, vbucket: int) -> tuple[list[str | None], ...]:
-        """The chain of a vbucket's copies, as set-vbucket takes it."""
+        """Return the chain of a vbucket's copies, as set-vbucket takes it."""
         names = self.names()
         return ([None if node == NO_NODE else names[node] for node in self.rows[vbucket]],)
 
     def encode(self, *, this_node: int | None = None, with_login: bool = False) -> bytes:
-        """As clients read it, or with the log-in as nodes get it and keep it."""
+        """Encode the config for clients, or with the log-in for nodes, which store it."""
         ours: dict[str, Any] = {
             "building": {str(vbucket): list(nodes) for vbucket, nodes in self.building.items()},
             "handing_over": {str(vbucket): node for vbucket, node in self.handing_over.items()},
@@ -375,7 +374,7 @@ class PublishedConfig:
         return _encode(_bucket_members(self._cluster(this_node), self._bucket_map()) | {_OUR_MEMBER: ours})
 
     def encode_for_node(self, *, this_node: int | None) -> bytes:
-        """The config of the node alone, for a connection with no bucket."""
+        """Encode the config of the node alone, for a connection with no bucket."""
         return node_config(self._cluster(this_node))
 
     def _cluster(self, this_node: int | None) -> ClusterNodes:
@@ -393,7 +392,7 @@ class PublishedConfig:
 
     @classmethod
     def decode(cls, config: bytes | memoryview) -> PublishedConfig | None:
-        """Read a config, or None where it is not one of a coordinator. `MalformedJson` is one that can't be read."""
+        """Read a config; None if no coordinator has published it. Raises `MalformedJson` if it can't be read."""
         try:
             members = json.loads(bytes(config))
             if not isinstance(members, dict) or _OUR_MEMBER not in members:
@@ -441,7 +440,7 @@ class PublishedConfig:
 
 
 def _cluster_uuid(members: Mapping[str, Any]) -> str:
-    """Empty where it is the bucket's own, as in configs that were published by older nodes."""
+    """Return the uuid of the cluster; empty if it is the bucket's own, as in configs that older nodes published."""
     uuid = str(members.get("clusterUUID", ""))
     return "" if uuid == members["uuid"] else uuid
 
@@ -466,12 +465,12 @@ def malformed_config(reason: str) -> MalformedJson:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigNode:
-    """A node as `nodesExt` has it, by one of its addresses."""
+    """A node in `nodesExt`, by one of its addresses."""
 
     host: str | None
-    """None is the host that the config was asked of: a node may not know its own name."""
+    """None stands for the host that the config was requested from: a node may not know its own name."""
     services: Mapping[str, Any]
-    """Ports by service. What is no port matters only to who asks for it."""
+    """Ports by service. An invalid one matters only to callers that use it."""
     is_this_node: bool = False
     """Whether this node has given the config."""
     uuid: str = ""
@@ -486,7 +485,7 @@ class ConfigNode:
 
     @property
     def config_ports(self) -> frozenset[int]:
-        """Where a config can be asked for. They are only compared: what is no port is none that was asked."""
+        """The ports at which a config can be requested. They are only compared, so invalid ones are left out."""
         ports = (self.services.get(service) for service in (_KV, _KV_TLS, _HTTP, _HTTP_TLS))
         return frozenset(port for port in ports if type(port) is int)
 
@@ -504,16 +503,16 @@ class ConfigNode:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """A config as a server gave it. Each part is checked when it is asked for, and is empty where it may be missing.
+    """A config as a server gave it. Each part is checked when it is read, and is empty if it may be missing.
 
-    All that is wrong raises `MalformedJson`.
+    Every fault raises `MalformedJson`.
     """
 
     _members: dict[str, Any]
 
     @classmethod
     def decode(cls, config: bytes) -> ClusterConfig:
-        """Read a config; none at all, as a bare node gives it, is an empty one."""
+        """Read a config; no bytes, as a bare node gives them, are an empty config."""
         try:
             members = json.loads(config or b"{}")
         except (ValueError, RecursionError) as error:
@@ -522,7 +521,7 @@ class ClusterConfig:
 
     @classmethod
     def of(cls, members: Any) -> ClusterConfig:
-        """The same for JSON that is parsed already."""
+        """Return the same for JSON that is parsed already."""
         if not isinstance(members, dict):
             raise malformed_config("it is not an object")
         return cls(members)
@@ -573,7 +572,7 @@ class ClusterConfig:
 
     @property
     def servers(self) -> list[str]:
-        """The key-value addresses of the bucket's nodes, with `HOST_PLACEHOLDER` where one does not know its own."""
+        """The key-value addresses of the bucket's nodes, with `HOST_PLACEHOLDER` where a node does not know its own."""
         servers = _get(self.server_map, "serverList", list, None if self.is_of_bucket else [])
         for server in servers:
             if not isinstance(server, str):
@@ -608,7 +607,7 @@ class ClusterConfig:
 
     @property
     def bucket_nodes(self) -> list[ConfigNode]:
-        """The nodes of the bucket, as `servers` lists them. What is said of the others is not looked at."""
+        """The nodes of the bucket, in the order of `servers`. The others are not checked."""
         nodes, count = _get(self._members, "nodesExt", list, []), len(self.servers)
         if len(nodes) < count:
             raise malformed_config(f"nodesExt has {len(nodes)} nodes of the {count} in serverList")
@@ -628,7 +627,7 @@ def _config_node(members: Any) -> ConfigNode:
     external = None
     if "external" in alternates:
         outside = _get(alternates, "external", dict)
-        # Without ports of its own the other address has the node's own ports; with some, only those are reachable.
+        # An external address without ports has the node's own ports; with ports, only those are reachable.
         ports = _get(outside, "ports", dict) if "ports" in outside else services
         external = ConfigNode(host=_host(outside.get("hostname")), services=ports)
     return ConfigNode(

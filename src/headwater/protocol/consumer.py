@@ -1,13 +1,13 @@
 """The consumer's half of a DCP connection, sans-IO: from bytes to runs of changes, messages and answers.
 
-It owns the received bytes, the opaques, the controls and their answers, the noops, the flow control and the clock by
-which a dead producer is noticed. The client's link (`client.links`) hands the runs to a reader; the node's consumer
-(`node.consumer`) applies them to its copies of the vbuckets. It must never look at a single change, nor decide what a
-message means for a vbucket: which may come next is `snapshots.ConsumedStream`'s to say.
+It owns the received bytes, the opaques, the controls and their answers, the noops, the flow control and the clock that
+detects a dead producer. The client's link (`client.links`) hands the runs to a reader; the node's consumer
+(`node.consumer`) applies them to its copies of the vbuckets. It must never read a single change, nor decide what a
+message means for a vbucket: `snapshots.ConsumedStream` decides which message may come next.
 
     receive_data → events: StreamRun, StreamMessage, RequestAnswered, ConsumerOpened, ForeignFrame, FaultyFrame
     send_opening, send_request, send, release → data_to_send
-    tick(now_s) raises `ConnectionFailed` where the producer is dead
+    tick(now_s) raises `ConnectionFailed` if the producer is dead
 
 What the protocol decides is in kv_engine's docs/dcp/documentation, which comments here cite as "DCP docs".
 """
@@ -34,7 +34,7 @@ from headwater.protocol.status import Status
 
 RECEIVE_BUFFER_BYTES = 1024 * 1024
 RECEIVE_BUFFER_BYTES_MAX = HEADER_BYTES + FRAME_BODY_BYTES_MAX
-"""What the buffer of a socket grows to, for one large frame."""
+"""The size that the buffer of a socket grows to, for one large frame."""
 OVERDRAFT_BYTES_MAX = RECEIVE_BUFFER_BYTES_MAX + 1024 * 1024
 """Producers overdraw the buffer by one frame; one that overdraws it by more ignores flow control."""
 OPAQUE_MAX = 0x0FFF_FFFF
@@ -48,14 +48,14 @@ S = TypeVar("S")
 
 
 class ReceiveBuffer:
-    """Received bytes until they are cut into runs of changes and single frames. Both sides cut them here.
+    """Holds received bytes until it cuts them into runs of changes and single frames. Both sides use it.
 
-    A socket may write into `room()` directly. While the buffer is paused or held, nothing is cut and bytes pile up: the
-    caller has to stop reading, and the producer stops where its window ends.
+    A socket may write into `room()` directly. While the buffer is paused or held, it cuts nothing and bytes pile up:
+    the caller must stop reading, and the producer stops when its window is full.
     """
 
     def __init__(self, *, keeps_order: bool = False) -> None:
-        """With `keeps_order` the streams are not sorted, for connections on which others send requests between."""
+        """With `keeps_order` frames are not sorted by stream, for connections on which others send requests as well."""
         self.is_paused = False
         """Set while items are being taken: the rest stays for later."""
         self.is_held = False
@@ -63,9 +63,9 @@ class ReceiveBuffer:
         self._data = np.empty(RECEIVE_BUFFER_BYTES, dtype=np.uint8)
         self._filled_bytes = 0
         self._needed_bytes = HEADER_BYTES
-        """How much has to be there before another look is worth it: a large frame comes in many pieces."""
+        """How many bytes must be there before cutting is worth a try: a large frame comes in many pieces."""
         self._looked_bytes = 0
-        """Of what is held, where the next frame that was not looked at for a noop begins."""
+        """In held bytes, where the next frame begins that was not checked for a noop."""
         self._is_cut_short = False
 
     @property
@@ -74,15 +74,15 @@ class ReceiveBuffer:
 
     @property
     def is_held_back(self) -> bool:
-        """There are whole frames that were left for later, and later is now."""
+        """Whether whole frames were left for later, and may be cut now."""
         return self._is_cut_short and not self.is_paused and not self.is_held
 
     # --- in -------------------------------------------------------------------------------------------------------
 
     def room(self) -> memoryview:
-        """Where the next bytes go. The caller reports by `filled` how many it has written."""
+        """Return where the next bytes go. The caller reports with `filled` how many it has written."""
         if self._filled_bytes == len(self._data):
-            # A frame larger than the buffer: its header has been checked against the limit, so this ends.
+            # A frame larger than the buffer: its header has been checked against the limit, so the growth ends.
             self._grow(min(2 * len(self._data), RECEIVE_BUFFER_BYTES_MAX))
         return self._data.data[self._filled_bytes :]
 
@@ -110,7 +110,7 @@ class ReceiveBuffer:
     # --- out ------------------------------------------------------------------------------------------------------
 
     def items(self) -> Iterator[tuple[FrameRun, Bytes]]:
-        """What is whole, run by run. The bytes of a run are valid until the next one is asked for.
+        """Yield what is whole, run by run. The bytes of a run are valid until the next one is requested.
 
         Raises the documented error for bytes that are no frames.
         """
@@ -137,7 +137,7 @@ class ReceiveBuffer:
         return self._is_cut_short
 
     def take_all(self) -> bytes:
-        """All bytes as they are, for a handshake that comes before the first DCP frame."""
+        """Take all bytes as they are, for a handshake that precedes the first DCP frame."""
         data = self._data[: self._filled_bytes].tobytes()
         self._filled_bytes = 0
         return data
@@ -145,16 +145,16 @@ class ReceiveBuffer:
     # --- holding --------------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Cut nothing that comes from now on, until `resume`."""
+        """Cut nothing that arrives from now on, until `resume`."""
         self.is_held, self._looked_bytes = True, 0
 
     def resume(self) -> None:
-        """Go on. What was held is cut with what comes next, be it nothing."""
+        """Resume cutting. Held bytes are cut with what arrives next, even if that is nothing."""
         self.is_held, self._needed_bytes = False, HEADER_BYTES
         self._is_cut_short = self._filled_bytes >= HEADER_BYTES
 
     def take_noops(self) -> list[int]:
-        """Take the noops out of what is held, so that they can be answered at once. Returns their opaques."""
+        """Take the noops out of held bytes, so that they can be answered at once. Returns their opaques."""
         if not self.is_held or self._filled_bytes - self._looked_bytes < HEADER_BYTES:
             return []
         start = self._looked_bytes
@@ -172,7 +172,7 @@ class ReceiveBuffer:
 
 @dataclass(slots=True)
 class StreamRun(Generic[S]):
-    """Changes of one stream, frame behind frame. The data is valid until the next event is asked for."""
+    """Changes of one stream, frame after frame. The data is valid until the next event is requested."""
 
     opaque: int
     rows: int
@@ -182,17 +182,17 @@ class StreamRun(Generic[S]):
     is_rising: bool = True
     """Whether every seqno is higher than the one before."""
     stream: S | None = None
-    """None where no stream has this opaque: it was closed."""
+    """None if no stream has this opaque, because it was closed."""
 
     @property
     def window_bytes(self) -> int:
-        """What the run takes of the flow-control window."""
+        """How much of the flow-control window the run takes."""
         return len(self.data)
 
 
 @dataclass(slots=True)
 class StreamMessage(Generic[S]):
-    """Any other DCP request: of a stream, where one has its opaque, or to the connection."""
+    """Any other DCP request: of a stream, if one has its opaque, or to the connection."""
 
     message: Request
     window_bytes: int
@@ -222,12 +222,12 @@ class RequestAnswered(Generic[S]):
     request: Request
     answer: Response
     stream: S | None = None
-    """That of the request, if it has not been closed meanwhile."""
+    """The stream of the request, if it has not been closed meanwhile."""
 
 
 @dataclass(slots=True)
 class ConsumerOpened:
-    """The open, if one was sent, and all controls have been answered."""
+    """All controls, and the open if one was sent, have been answered."""
 
 
 ConsumerEvent = StreamRun[S] | StreamMessage[S] | ForeignFrame | FaultyFrame | RequestAnswered[S] | ConsumerOpened
@@ -238,18 +238,18 @@ ConsumerEvent = StreamRun[S] | StreamMessage[S] | ForeignFrame | FaultyFrame | R
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcpControl:
-    """A setting of the connection that a producer is asked for before the first stream."""
+    """A connection setting that the consumer requests from the producer before the first stream."""
 
     key: str
     value: str
     is_required: bool = False
-    """Older servers refuse what they don't know. Most of it only makes things better."""
+    """Whether a refusal is an error. Older servers refuse unknown settings, most of which only make things better."""
     refused_hint: str = "Check the server's version, or leave out the option that asks for it"
-    """What a user can do where a required control is refused."""
+    """What a user can do if a required control is refused."""
 
 
 class ConsumerCounters(Protocol):
-    """Who counts what the connection does by itself."""
+    """Counts what the connection does by itself."""
 
     def on_ack(self, acked_bytes: int) -> None: ...
 
@@ -259,15 +259,15 @@ class ConsumerCounters(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerLimits:
     buffer_bytes: int
-    """What the producer may send before it has to wait for acknowledgements; 0 without flow control."""
+    """Bytes that the producer may send before it has to wait for acknowledgements; 0 without flow control."""
     silence_s_max: float
     """How long a producer that has agreed to send noops may be silent."""
     answer_s_max: float | None = None
-    """How long a request may be unanswered; None for ever."""
+    """How long a request may be unanswered; None for no limit."""
 
 
 class DcpConsumer(Generic[S]):
-    """See the module. Any error that a method raises is the end of the connection."""
+    """One connection (see the module). Any error that a method raises ends the connection."""
 
     def __init__(
         self,
@@ -280,17 +280,17 @@ class DcpConsumer(Generic[S]):
         counters: ConsumerCounters | None = None,
     ) -> None:
         """`negotiated` may be set later, before the first event. `ignores_stray_answers` is for connections on which
-        others ask the producer as well."""
+        others send requests to the producer as well."""
         self.negotiated = negotiated
         self.counters = counters
         self.streams: dict[int, S] = {}
-        """By opaque. What has another opaque is of a stream that was closed."""
+        """Streams by opaque. Messages with another opaque are of a stream that was closed."""
         self.granted: set[str] = set()
         """The keys of the controls that the producer has agreed to."""
         self.messages = 0
-        """How many single messages and runs of changes have come."""
+        """How many single messages and runs of changes were received."""
         self.owed_bytes = 0
-        """What the producer has sent and we have not acknowledged."""
+        """Bytes that the producer has sent and we have not acknowledged."""
         self.acked_bytes = 0
         self._limits = limits
         self._ignores_stray_answers = ignores_stray_answers
@@ -299,7 +299,7 @@ class DcpConsumer(Generic[S]):
         self._window = ReceiveWindow(size_bytes=limits.buffer_bytes)
         self._to_send = bytearray()
         self._asked: dict[int, tuple[Request, float]] = {}
-        """Requests that are not answered, and when each was sent; the oldest first."""
+        """Requests that are not answered, and when each was sent, oldest first."""
         self._controls: dict[int, DcpControl | None] = {}
         """The opaques of controls, and of the open, that are not answered."""
         self._first_opaque = self._next_opaque = 1
@@ -319,7 +319,7 @@ class DcpConsumer(Generic[S]):
         self._next_opaque = max(self._next_opaque, first_stream_opaque)
 
     def take_opaque(self) -> int:
-        """An opaque that nothing else has."""
+        """Return an opaque that is not in use."""
         while True:
             opaque = self._next_opaque
             self._next_opaque = opaque + 1 if opaque < OPAQUE_MAX else self._first_opaque
@@ -327,9 +327,9 @@ class DcpConsumer(Generic[S]):
                 return opaque
 
     def send_request(self, message: Request, *, stream: S | None = None) -> int:
-        """Send a request that is to be answered. One without an opaque gets a new one; it is returned.
+        """Send a request that must be answered. Returns its opaque; a request without one gets a new one.
 
-        With `stream`, what comes under this opaque is of that stream, until it is taken out of `streams`.
+        With `stream`, messages under this opaque are of that stream, until it is taken out of `streams`.
         """
         if not message.opaque:
             message = replace(message, opaque=self.take_opaque())
@@ -350,7 +350,7 @@ class DcpConsumer(Generic[S]):
         self.send(ErrorResponse(opcode=Opcode(opcode), opaque=opaque, status=status))
 
     def release(self, window_bytes: int) -> None:
-        """That much of what came has been taken: let the producer send as much again, when it is worth a message."""
+        """Note bytes that the caller has processed, and acknowledge them once that is worth a message."""
         self._window = self._window.taken(window_bytes)
         if self._window.ack_is_due:
             acked_bytes, self._window = self._window.acknowledge()
@@ -367,15 +367,15 @@ class DcpConsumer(Generic[S]):
 
     @property
     def is_pressed(self) -> bool:
-        """The producer may soon have to wait for us."""
+        """Whether the producer may soon have to wait for us."""
         return self.owed_bytes * 2 > self._window.size_bytes > 0
 
     # --- time -----------------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float, *, is_deaf: bool = False) -> None:
-        """Raises `ConnectionFailed` where the producer is dead. To be called about once a second.
+        """Note the time. Raises `ConnectionFailed` if the producer is dead. Call it about once a second.
 
-        With `is_deaf` what comes is not being read, so that silence says nothing.
+        With `is_deaf` received bytes are not being read, so that silence says nothing.
         """
         answer_s_max = self._limits.answer_s_max
         # DCP docs, dead-connections: a producer that has agreed to noops sends one each interval, unless it sends
@@ -383,7 +383,7 @@ class DcpConsumer(Generic[S]):
         silence_s_max = self._limits.silence_s_max if "enable_noop" in self.granted else answer_s_max
         was_away = silence_s_max is not None and now_s - self._now_s > silence_s_max / 2
         if is_deaf or was_away:
-            # A producer that spoke meanwhile has not been heard.
+            # The producer may have spoken meanwhile without being heard.
             self._heard_s = now_s
         self._now_s = now_s
         if silence_s_max is not None and now_s - self._heard_s > silence_s_max:
@@ -403,11 +403,11 @@ class DcpConsumer(Generic[S]):
     # --- in -------------------------------------------------------------------------------------------------------
 
     def receive_buffer(self) -> memoryview:
-        """Where a socket writes the next bytes."""
+        """Return where a socket writes the next bytes."""
         return self._buffer.room()
 
     def received(self, byte_count: int, *, now_s: float) -> None:
-        """That many bytes have come into `receive_buffer`."""
+        """Note that a socket has written this many bytes into `receive_buffer`."""
         self._heard_s = self._now_s = now_s
         self._buffer.filled(byte_count)
 
@@ -416,7 +416,7 @@ class DcpConsumer(Generic[S]):
         self._buffer.receive_data(data)
 
     def events(self) -> Iterator[ConsumerEvent[S]]:
-        """What the received bytes mean, in order. Noops are answered on the way, also in what is held."""
+        """Yield what the received bytes mean, in order. Answers noops on the way, also in held bytes."""
         for run, data in self._buffer.items():
             self.messages += 1
             if run.rows:
@@ -503,7 +503,7 @@ class DcpConsumer(Generic[S]):
 
     @property
     def buffered_bytes(self) -> int:
-        """What has come and was not looked into."""
+        """Bytes that were received and not processed."""
         return self._buffer.buffered_bytes
 
     @property
@@ -512,18 +512,18 @@ class DcpConsumer(Generic[S]):
 
     @property
     def is_held_back(self) -> bool:
-        """Something that came was left for later, and later is now: ask for `events` again."""
+        """Whether something received was left for later, and may be taken now: call `events` again."""
         return self._buffer.is_held_back
 
     def hold(self) -> None:
-        """Give no events until `resume`, but answer noops. The producer stops where its window ends."""
+        """Yield no events until `resume`, but answer noops. The producer stops when its window is full."""
         self._buffer.hold()
 
     def resume(self) -> None:
         self._buffer.resume()
 
     def pause(self) -> None:
-        """The event at hand is the last one until `unpause`."""
+        """Make the current event the last one until `unpause`."""
         self._buffer.is_paused = True
 
     def unpause(self) -> None:

@@ -1,12 +1,12 @@
 """Requests and answers on one key-value connection, sans-IO: the only place that matches the two.
 
 The client's connections, blocking and asyncio, hold one each, and so do the connections between nodes. It numbers
-requests by opaque, bounds how many are unanswered, and finds the request that an answer belongs to. It must never read
-behind the last answer that is due: those bytes may be for another receiver, such as a DCP stream's.
+requests by opaque, limits how many are unanswered, and finds the request that an answer belongs to. It must never read
+beyond the last answer that is due: those bytes may be for another receiver, such as a DCP stream's.
 
-A server answers a connection's requests in their order unless HELLO has agreed on unordered execution (kv_engine,
-docs/UnorderedExecution.md), which no connection here asks for. So an answer to anything but the oldest request is an
-error. The consumer's half of DCP (`consumer`) has its own table of requests, because its opaques name streams, too.
+A server answers a connection's requests in order unless HELLO has agreed on unordered execution (kv_engine,
+docs/UnorderedExecution.md), which no connection here asks for. So an answer to any request but the oldest is an error.
+The consumer's half of DCP (`consumer`) has its own table of requests, because its opaques name streams, too.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ ANSWER_BYTES_MAX = 8 * 1024 * 1024
 ANSWER_TIMEOUT_S = 30.0
 """How long a server may take to answer a request, unless the caller says otherwise."""
 UNANSWERED_MAX = 1024
-"""Requests that are sent and not answered: one for each vbucket of a bucket. A server that brings every write to the
-disk does so for all that have come until then, so a thousand writes take milliseconds this way, and seconds one by
+"""Requests that are sent and not answered: one for each vbucket of a bucket. A server that syncs every write to the
+disk syncs all that have arrived by then together, so a thousand writes take milliseconds this way, and seconds one by
 one."""
 REQUESTS_MAX = 1 << 20
-"""Requests that are not answered, those included that wait to be sent."""
+"""Requests that are not answered, including those that wait to be sent."""
 STATISTICS_MAX = 100_000
 """Frames of one answer to STAT, the only request that has more than one."""
 _OPAQUES = 1 << 32
 _OPAQUE_AT = 12
-"""Where the opaque lies in a header."""
+"""Offset of the opaque in a header."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class _Due:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """One frame of the answer to a request. It is decoded when asked, for some callers read the frame as it is."""
+    """One frame of the answer to a request. It is decoded on demand, because some callers read the frame as it is."""
 
     opaque: int
     """What `send` returned."""
@@ -57,20 +57,20 @@ class Answered:
     """False for all frames of a STAT's answer but the last."""
 
     def response(self) -> Response:
-        """The answer, which may be a refusal."""
+        """Return the answer, which may be a refusal."""
         answer = decode_message(self.frame, self.negotiated)
         assert isinstance(answer, Response), "requests are no answers to requests"
         return answer
 
     def result(self) -> Response | StatusError:
-        """The answer; a refusal as the error of its status."""
+        """Return the answer; a refusal as the error of its status."""
         answer = self.response()
         return refused_request(self.request, answer) if isinstance(answer, ErrorResponse) else answer
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """A request that the server has sent of its own accord, such as a new cluster map."""
+    """A request that the server has sent unasked, such as a new cluster map."""
 
     frame: Frame
 
@@ -104,7 +104,7 @@ class Exchange:
     # --- out ------------------------------------------------------------------------------------------------------
 
     def send(self, request: Request) -> int:
-        """Take a request, to be sent under an opaque of its own, which is returned."""
+        """Queue a request under a new opaque, which is returned."""
         if len(self._due) + len(self._waiting) >= REQUESTS_MAX:
             raise LocalProtocolError(f"{REQUESTS_MAX} requests are not answered", hint="Wait for some of the answers")
         opaque = self._next_opaque
@@ -122,7 +122,7 @@ class Exchange:
             self._to_send[start + _OPAQUE_AT : start + _OPAQUE_AT + 4] = opaque.to_bytes(4)
 
     def data_to_send(self) -> bytes:
-        """The requests that may be sent by now. Those that wait for others to be answered come later."""
+        """Return the requests that may be sent now. Those that wait for answers to others come later."""
         data = bytes(self._to_send)
         self._to_send.clear()
         return data
@@ -133,13 +133,13 @@ class Exchange:
         self._frames.receive_data(data)
 
     def next_event(self) -> ExchangeEvent | None:
-        """The next answer, if a request is due and its answer is there. Raises `RemoteProtocolError` for nonsense."""
+        """Return the next answer, if one is due and has arrived. Raises `RemoteProtocolError` for nonsense."""
         if not self._due or (frame := self._frames.next_frame()) is None:
             return None
         return self._take(frame)
 
     def events(self) -> list[ExchangeEvent]:
-        """All that has come by now, up to the last answer that is due."""
+        """Return all that has arrived by now, up to the last answer that is due."""
         events: list[ExchangeEvent] = []
         while (event := self.next_event()) is not None:
             events.append(event)
@@ -166,14 +166,14 @@ class Exchange:
 
     @property
     def rest(self) -> bytes:
-        """The bytes behind the last answer. A receiver that is not this exchange may go on with them."""
+        """The bytes after the last answer. Another receiver may continue with them."""
         return bytes(self._frames.peek())
 
     # --- what is due ----------------------------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
-        """Every request has been answered."""
+        """Whether every request has been answered."""
         return not (self._due or self._waiting)
 
     @property
@@ -183,11 +183,11 @@ class Exchange:
 
     @property
     def deadline_s(self) -> float | None:
-        """When the oldest request has waited too long; None where none is sent."""
+        """When the oldest request will have waited too long; None if no request is sent."""
         return next(iter(self._due.values())).sent_s + self.answer_s_max if self._due else None
 
     def tick(self, now_s: float) -> None:
-        """Note the time. Raises `NoAnswer` where the oldest request has waited too long."""
+        """Note the time. Raises `NoAnswer` if the oldest request has waited too long."""
         self._now_s = now_s
         deadline_s = self.deadline_s
         if deadline_s is not None and now_s >= deadline_s:

@@ -1,14 +1,14 @@
 """The failover log, the branches of a vbucket's history, and the rollback decision, which rests on it.
 
-An entry `(vbuuid, seqno)` says that from `seqno` on the history goes by the name `vbuuid`. A new entry is added
-whenever two copies could have gone different ways: when a vbucket becomes active, and after an unclean stop (Failure
-Scenarios; Stream Request, "VBucket UUID"). The newest entry comes first, as on the wire.
+An entry `(vbuuid, seqno)` says that from `seqno` on the history is named `vbuuid`. A new entry is added whenever two
+copies could have diverged: when a vbucket becomes active, and after an unclean stop (Failure Scenarios; Stream
+Request, "VBucket UUID"). The newest entry comes first, as on the wire.
 
-The producer decides by `decide_rollback`, the client checks what it is sent against a `FailoverLog`. Nothing here knows
-of bytes, streams or stored changes.
+The producer decides with `decide_rollback`; the client checks what it receives against a `FailoverLog`. Nothing here
+handles bytes, streams or stored changes.
 
 Sources are cited by title: the seeds "Stream Request", "Add Stream" and "Protocol Flow", and "Rollback" and "Failure
-Scenarios" of kv_engine's docs/dcp/documentation. Where a recorded session of a 7.0.5 server is meant, it is said so.
+Scenarios" of kv_engine's docs/dcp/documentation. "Recorded of 7.0.5" cites a recorded session of such a server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FailoverEntry:
 
 @dataclass(frozen=True, slots=True)
 class FailoverLog:
-    """All branches that are remembered, newest first. A change makes a new log."""
+    """All branches that are remembered, newest first. A change returns a new log."""
 
     entries: tuple[FailoverEntry, ...]
 
@@ -51,16 +51,16 @@ class FailoverLog:
         return any(entry.vbuuid == vbuuid for entry in self.entries)
 
     def branch(self, vbuuid: Vbuuid, *, at_seqno: Seqno) -> FailoverLog:
-        """A new branch begins at `at_seqno`. The oldest entries fall out beyond the limit.
+        """Return the log with a new branch that begins at `at_seqno`. Beyond the limit the oldest entries are dropped.
 
-        Entries that began later than this one are of a history that did not happen, and go.
+        Entries that began later than this one belong to a history that did not happen, and are dropped.
         """
         older = [entry for entry in self.entries if entry.seqno <= at_seqno and entry.vbuuid != vbuuid]
         newest = FailoverEntry(vbuuid=vbuuid, seqno=at_seqno)
         return FailoverLog((newest, *older)[:FAILOVER_LOG_ENTRIES_MAX])
 
     def truncate(self, to_seqno: Seqno) -> FailoverLog:
-        """The log after a rollback to `to_seqno`: without the branches that began after it.
+        """Return the log after a rollback to `to_seqno`: without the branches that began after it.
 
         A vbucket that rolls back to before its first entry keeps its oldest branch, now from `to_seqno` on.
         """
@@ -68,7 +68,7 @@ class FailoverLog:
         return FailoverLog(tuple(kept) or (FailoverEntry(vbuuid=self.entries[-1].vbuuid, seqno=to_seqno),))
 
     def branch_end(self, vbuuid: Vbuuid, *, high_seqno: Seqno) -> Seqno | None:
-        """The last seqno that a holder of `vbuuid` shares with this history, or None for an unknown branch.
+        """Return the last seqno that a holder of `vbuuid` shares with this history, or None for an unknown branch.
 
         That is where the next newer branch began, or the high seqno for the newest one (Rollback, case 4, "upper").
         """
@@ -80,7 +80,7 @@ class FailoverLog:
         return None
 
     def vbuuid_at(self, seqno: Seqno) -> Vbuuid:
-        """The branch that the change `seqno` belongs to."""
+        """Return the branch that the change with this seqno belongs to."""
         for entry in self.entries:
             # A branch that begins at a seqno names what comes after it.
             if entry.seqno < seqno:
@@ -89,7 +89,7 @@ class FailoverLog:
 
     @classmethod
     def of(cls, entries: Iterable[FailoverEntry]) -> FailoverLog:
-        """A log received from a peer, cut to the limit."""
+        """Return a log received from a peer, cut to the limit. Raises `MalformedMessage` if it is empty."""
         received = tuple(entries)
         if not received:
             raise MalformedMessage("a failover log has at least one entry")
@@ -98,9 +98,9 @@ class FailoverLog:
 
 # --- the rollback decision --------------------------------------------------------------------------------------------
 #
-# Can a consumer go on from where it says it is? Its point is the branch it knows (`vbuuid`), the last seqno it has
+# Can a consumer continue from where it says it is? Its point is the branch it knows (`vbuuid`), the last seqno it has
 # (`start_seqno`) and the snapshot that seqno came in. A consumer that stopped inside a snapshot holds a state that
-# never was: some keys are newer than others. It can only go on to the end of that same snapshot, so the whole
+# never existed: some keys are newer than others. It can only continue to the end of that same snapshot, so the whole
 # snapshot must be part of our history, and not just the seqno. That is why the snapshot's end, not the seqno, is
 # compared with the end of the shared branch (Rollback, "Snapshot").
 
@@ -119,7 +119,7 @@ class ConsumerPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackDemand:
-    """The consumer must go back to `to_seqno` and ask again (Protocol Flow, "Starting the Stream", 2 to 4)."""
+    """The consumer must roll back to `to_seqno` and ask again (Protocol Flow, "Starting the Stream", 2 to 4)."""
 
     to_seqno: Seqno
     reason: str
@@ -134,9 +134,10 @@ def decide_rollback(
     strict_vbuuid: bool = False,
     ignore_purged_tombstones: bool = False,
 ) -> RollbackDemand | None:
-    """The rollback the producer must demand, or None where the consumer can go on.
+    """Return the rollback that the producer must demand, or None if the consumer can continue.
 
-    The cases are those of "Rollback logic on DCP Producer" in Rollback, in its order.
+    The log and the seqnos are the producer's; `strict_vbuuid` and `ignore_purged_tombstones` are the request's flags
+    0x20 and 0x80. The cases are those of "Rollback logic on DCP Producer" in Rollback, in its order.
     """
     start = point.start_seqno
     # Rollback, case 1a: a consumer with nothing has nothing to roll back. Case 1b asks for a known vbuuid at seqno 0,
@@ -145,7 +146,7 @@ def decide_rollback(
         return None
     # Rollback, case 2, "Purge": deletions between its seqno and the purge seqno are gone, and it would keep those
     # documents for ever. The flag 0x80 opts out. A consumer that has seen this very purge seqno has read the deletions
-    # before they went (Stream Request Value, `purge_seqno`).
+    # before they were purged (Stream Request Value, `purge_seqno`).
     may_miss_deletions = 0 < start < purge_seqno and point.purge_seqno != purge_seqno
     if may_miss_deletions and not ignore_purged_tombstones:
         return RollbackDemand(to_seqno=Seqno(0), reason="deletions after the start seqno have been purged")
@@ -157,8 +158,8 @@ def decide_rollback(
     snapshot_start, snapshot_end = point.snapshot_start_seqno, point.snapshot_end_seqno
     if start == snapshot_start:
         snapshot_end = start
-    # Case 4a, "Full history match". A start beyond the high seqno of the right branch is no ERANGE, as the seed Stream
-    # Request has it, but goes on to case 4b: recorded of 7.0.5, which asks for a rollback to its high seqno.
+    # Case 4a, "Full history match". A start beyond the high seqno of the right branch continues with case 4b: recorded
+    # of 7.0.5, which asks for a rollback to its high seqno. The seed Stream Request has ERANGE for it.
     if snapshot_end <= shared_until:
         return None
     # The other adjustment: a consumer at the end of the snapshot holds all of it, so its state is consistent there.

@@ -1,7 +1,7 @@
 """The names of the protocol's numbers: features that HELLO negotiates, magics and opcodes.
 
-`Negotiated` is what the codec has to know of the features. (kv_engine, docs/BinaryProtocol.md, "Defined Values" and
-"0x1f HELO".) Statuses, which have more to them than a name, are in `status`.
+`Negotiated` is what the codec must know of the features. (kv_engine, docs/BinaryProtocol.md, "Defined Values" and
+"0x1f HELO".) Statuses, which have more than a name, are in `status`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Self
 
 
 class OpenIntEnum(IntEnum):
-    """An enumeration that keeps numbers it does not know.
+    """An enumeration that keeps unknown numbers.
 
-    Servers grow new opcodes, statuses and reasons; a client that fails on them is broken by the next release.
+    Servers get new opcodes, statuses and reasons; a client that fails on them breaks with the next release.
     """
 
     @classmethod
@@ -32,9 +32,9 @@ class OpenIntEnum(IntEnum):
 
 
 class OpenIntFlag(IntFlag):
-    """Flags that keep bits they do not know, without remembering every combination a peer has sent.
+    """Flags that keep unknown bits, without remembering every combination that a peer has sent.
 
-    The standard library holds each value it has seen for ever, and a peer has 2**32 of them to send.
+    The standard library keeps each value that it has seen for ever, and a peer can send 2**32 of them.
     """
 
     @classmethod
@@ -64,7 +64,7 @@ class Feature(OpenIntEnum):
     SYNC_REPLICATION = 0x11
     COLLECTIONS = 0x12
     SNAPPY_EVERYWHERE = 0x13
-    """Any response may come compressed, such as a cluster config."""
+    """Any response may be compressed, such as a cluster config."""
     PRESERVE_TTL = 0x14
     VATTR = 0x15
     PITR = 0x16
@@ -98,13 +98,13 @@ FEATURE_NEEDS: dict[Feature, frozenset[Feature]] = {
 
 @dataclass(frozen=True, slots=True)
 class Negotiated:
-    """The features both ends agreed on. A message decodes from bytes plus this, never from a connection."""
+    """The features that both ends agreed on. A message decodes from bytes plus this, never from a connection."""
 
     features: frozenset[Feature] = frozenset()
 
     @property
     def collections(self) -> bool:
-        """Document keys start with their collection id."""
+        """Whether document keys start with their collection id."""
         return Feature.COLLECTIONS in self.features
 
 
@@ -131,7 +131,7 @@ class Magic(IntEnum):
 
     @property
     def is_flexible(self) -> bool:
-        """Byte 2 is the length of framing extras and byte 3 the key length, instead of a 16-bit key length."""
+        """Whether byte 2 is the length of framing extras and byte 3 the key length, instead of a 16-bit key length."""
         return self in _FLEXIBLE
 
 
@@ -140,7 +140,7 @@ _FLEXIBLE = frozenset({Magic.FLEXIBLE_REQUEST, Magic.FLEXIBLE_RESPONSE})
 
 
 class Opcode(OpenIntEnum):
-    """Client opcodes. Those Headwater has no message for are listed as far as a capture should name them."""
+    """Client opcodes. Those that Headwater has no message for are listed so that a capture can name them."""
 
     GET = 0x00
     SET = 0x01

@@ -38,7 +38,7 @@ PREPARE_SURCHARGE_BYTES = 2
 
 
 def counted_bytes(opcode: int, frame_bytes: int) -> int:
-    """What a frame of this opcode and length takes of the window."""
+    """Return how much of the window a frame of this opcode and length takes."""
     if opcode not in COUNTED:
         return 0
     return frame_bytes + PREPARE_SURCHARGE_BYTES if opcode == Opcode.DCP_PREPARE else frame_bytes
@@ -53,7 +53,7 @@ class SendWindow:
 
     @property
     def room_bytes(self) -> int | None:
-        """Bytes that fit; None for no limit, negative where the window is overdrawn."""
+        """Bytes that fit; None for no limit, negative if the window is overdrawn."""
         return self.size_bytes - self.unacked_bytes if self.size_bytes else None
 
     @property
@@ -65,7 +65,7 @@ class SendWindow:
         return replace(self, unacked_bytes=self.unacked_bytes + frame_bytes)
 
     def acked(self, acked_bytes: int) -> SendWindow:
-        """A consumer that acknowledges more than it was sent gains nothing by it."""
+        """Note an acknowledgement. A consumer that acknowledges more than it was sent gains nothing by it."""
         return replace(self, unacked_bytes=max(0, self.unacked_bytes - acked_bytes))
 
     def resized(self, size_bytes: int) -> SendWindow:
@@ -74,7 +74,7 @@ class SendWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveWindow:
-    """The consumer's side: what it has taken and not yet acknowledged."""
+    """The consumer's side: what it has processed and not yet acknowledged."""
 
     size_bytes: int
     unacked_bytes: int = 0
@@ -88,5 +88,5 @@ class ReceiveWindow:
         return self.unacked_bytes * 5 >= self.size_bytes > 0
 
     def acknowledge(self) -> tuple[int, ReceiveWindow]:
-        """The bytes to acknowledge, and the window after it."""
+        """Return the bytes to acknowledge, and the window after that."""
         return self.unacked_bytes, replace(self, unacked_bytes=0)

@@ -1,4 +1,4 @@
-"""Frames: the 24-byte header and what its lengths cut the body into.
+"""Frames: the 24-byte header, and the parts that its lengths cut the body into.
 
 Every frame of the protocol has this header, big-endian:
 
@@ -12,8 +12,8 @@ Every frame of the protocol has this header, big-endian:
     bytes 12-15  opaque: a request's own, echoed in its response
     bytes 16-23  CAS
 
-A `Frame` is the body cut up and nothing more; what the parts mean is the message's business (`messages/`). The frame
-infos of flexible framing are here, too, since every message may have them. (kv_engine, docs/BinaryProtocol.md, "Packet
+A `Frame` is only the body cut into parts; the messages define what the parts mean (`messages/`). The frame infos of
+flexible framing are here, too, since every message may have them. (kv_engine, docs/BinaryProtocol.md, "Packet
 Structure".)
 """
 
@@ -63,14 +63,14 @@ class Frame:
 
 
 def opcode_name(magic: Magic, opcode: int) -> str:
-    """The opcode's name; server-initiated frames number theirs apart."""
+    """Return the opcode's name; server-initiated frames have numbers of their own."""
     if magic in (Magic.SERVER_REQUEST, Magic.SERVER_RESPONSE):
         return ServerOpcode(opcode).name
     return Opcode(opcode).name
 
 
 def encode_header(frame: Frame) -> bytes:
-    """The frame's header, or a `LocalProtocolError` where a part or a number is too large for its field."""
+    """Return the frame's header. Raises `LocalProtocolError` if a part or a number is too large for its field."""
     key_bytes = len(frame.key)
     if frame.magic.is_flexible:
         if len(frame.framing_extras) > 0xFF or key_bytes > 0xFF:
@@ -105,10 +105,10 @@ def decode_frame(
     body_bytes_max: int = FRAME_BODY_BYTES_MAX,
     position: int | None = None,
 ) -> tuple[Frame, int] | None:
-    """The frame that starts at `offset` and the offset behind it, or None while bytes are missing.
+    """Return the frame that starts at `offset` and the offset after it, or None while bytes are missing.
 
-    Faults that the header alone shows are raised as soon as the header is there, before its body is waited for.
-    `position` is what errors give as the offset of the frame's first byte; `offset` if it is None.
+    Raises for faults in the header as soon as the header is there, without waiting for the body. `position` is the
+    offset of the frame's first byte in errors; `offset` if it is None.
     """
     position = offset if position is None else position
     available = len(data) - offset
@@ -154,7 +154,7 @@ def decode_frame(
 
 
 def decode_frames(data: bytes, *, body_bytes_max: int = FRAME_BODY_BYTES_MAX) -> list[Frame]:
-    """All frames of `data`, which must end where a frame ends."""
+    """Return all frames of `data`. Raises `TruncatedFrame` if the data ends inside a frame."""
     buffer = FrameBuffer(body_bytes_max=body_bytes_max)
     buffer.receive_data(data)
     frames = list(buffer.frames())
@@ -184,23 +184,23 @@ class FrameBuffer:
 
     @property
     def held_bytes(self) -> int:
-        """The memory that the buffer takes."""
+        """The memory that the buffer uses."""
         return self._data.__alloc__()
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         if self._error is not None:
-            return  # What follows a bad header is never looked at, so it must not pile up either.
+            return  # What follows a bad header is never read, so it must not pile up either.
         self.free_taken()
         self._data += data
 
     def free_taken(self) -> None:
-        """Free the memory of taken frames: once a turn, and not once a frame, which would be quadratic."""
+        """Free the memory of taken frames: once per turn, because once per frame would be quadratic."""
         if self._start:
             del self._data[: self._start]
             self._start = 0
 
     def frames(self) -> Iterator[Frame]:
-        """The frames that are complete by now."""
+        """Yield the frames that are complete by now."""
         while (frame := self.next_frame()) is not None:
             yield frame
 
@@ -228,12 +228,12 @@ class FrameBuffer:
         return memoryview(self._data)[self._start :]
 
     def skip(self, frame_bytes: int) -> None:
-        """Whole frames at the front of `peek` have been handled elsewhere."""
+        """Skip whole frames at the front of `peek`, which were handled elsewhere."""
         self._start += frame_bytes
         self._position += frame_bytes
 
     def receive_end(self) -> None:
-        """The peer has closed: a frame that is not complete by now never will be."""
+        """Note that the peer has closed. Raises `TruncatedFrame` if a frame is not complete by now."""
         if self.buffered_bytes:
             raise errors.TruncatedFrame(
                 f"the bytes end {self.buffered_bytes} bytes into a frame", offset=self._position
@@ -243,8 +243,8 @@ class FrameBuffer:
 # --- frame infos: the optional facts that flexible framing carries before the extras ----------------------------------
 #
 # BinaryProtocol.md, the sections on headers with "flexible framing extras". Each starts with a byte of two nibbles, id
-# and length; a nibble of 15 is an escape, and the number goes on in a byte of its own (id escapes first). Requests and
-# responses number their infos apart.
+# and length; a nibble of 15 is an escape, and the number continues in a byte of its own (id escapes first). Requests
+# and responses number their infos separately.
 
 
 _ESCAPE = 15
@@ -286,14 +286,14 @@ class FrameInfo:
 
 
 def stream_id(sid: int) -> FrameInfo:
-    """The `sid` of a stream, on every message of it."""
+    """The `sid` of a stream, which every message of it carries."""
     if not 0 <= sid <= STREAM_ID_MAX:
         raise errors.LocalProtocolError(f"{sid} is not a 16-bit stream id")
     return FrameInfo(RequestInfo.STREAM_ID, _U16.pack(sid))
 
 
 def durability(level: DurabilityLevel, *, timeout_ms: int | None = None) -> FrameInfo:
-    """A durable write's level and, where given, how long the server may take."""
+    """A durable write's level and, if given, how long the server may take."""
     timeout = b"" if timeout_ms is None else _U16.pack(timeout_ms)
     return FrameInfo(RequestInfo.DURABILITY, bytes([level]) + timeout)
 
@@ -316,12 +316,12 @@ def find(infos: tuple[FrameInfo, ...], wanted: int) -> FrameInfo | None:
 
 
 def decode_stream_id(infos: tuple[FrameInfo, ...]) -> int | None:
-    """The `sid` a request carries, or None."""
+    """Return the `sid` that a request carries, or None."""
     return _find_u16(infos, RequestInfo.STREAM_ID, "a stream id")
 
 
 def decode_durability(infos: tuple[FrameInfo, ...]) -> tuple[DurabilityLevel, int | None] | None:
-    """The durability level and time-out in milliseconds that a request asks for, or None."""
+    """Return the durability level and time-out in milliseconds that a request asks for, or None."""
     info = find(infos, RequestInfo.DURABILITY)
     if info is None:
         return None
@@ -332,7 +332,7 @@ def decode_durability(infos: tuple[FrameInfo, ...]) -> tuple[DurabilityLevel, in
 
 
 def decode_server_duration(infos: tuple[FrameInfo, ...]) -> float | None:
-    """The microseconds a server took, or None where the response does not say."""
+    """Return the microseconds that a server took, or None if the response does not say."""
     encoded = _find_u16(infos, ResponseInfo.SERVER_DURATION, "a server duration")
     return None if encoded is None else encoded**1.74 / 2
 
@@ -390,9 +390,9 @@ def _escaped(data: bytes, at: int) -> tuple[int, int]:
 
 # --- collection ids as unsigned LEB128, the prefix of every key on a collection-aware connection ----------------------
 #
-# kv_engine, docs/Collections.md. Seven bits to a byte, least significant first; the top bit says
-# that another byte follows. Ids have 32 bits, so at most five bytes. Only the shortest form is taken: two spellings of
-# one id would make two keys of one document.
+# kv_engine, docs/Collections.md. Seven bits to a byte, least significant first; the top bit says that another byte
+# follows. Ids have 32 bits, so at most five bytes. Only the shortest form is accepted: two spellings of one id would
+# make two keys of one document.
 
 
 _U32_MAX = 2**32 - 1
@@ -405,7 +405,7 @@ def encode_collection_id(collection_id: int) -> bytes:
 
 
 def decode_collection_id(data: bytes, offset: int = 0) -> tuple[CollectionId, int]:
-    """The id that starts at `offset`, and the offset of what follows it."""
+    """Return the id that starts at `offset`, and the offset of what follows it."""
     value, end = decode_leb128(data, offset, "the collection id")
     return CollectionId(value), end
 
@@ -420,7 +420,7 @@ def encode_leb128(number: int) -> bytes:
 
 
 def decode_leb128(data: bytes, offset: int, what: str) -> tuple[int, int]:
-    """The number of 32 bits that starts at `offset`, and the offset of what follows it. `what` names it in errors."""
+    """Return the 32-bit number that starts at `offset`, and the offset of what follows. `what` names it in errors."""
     value = 0
     for index in range(LEB128_BYTES_MAX):
         if offset + index >= len(data):

@@ -1,12 +1,12 @@
 """The collections manifest: scopes and their collections, as JSON, and the system events between two manifests.
 
-A value that the store keeps, the node changes and the client reads. Ids are base-16 strings with no 0x in the JSON. Id
-0 is the default scope and the default collection; the ids below 8 are reserved.
+The store keeps the manifest, the node changes it and the client reads it. Ids are base-16 strings with no 0x in the
+JSON. Id 0 is the default scope and the default collection; the ids below 8 are reserved.
 
-`decode_event` and `encode_event` stand between the `SystemEvent` message and the events that the client hands out and
+`decode_event` and `encode_event` convert between the `SystemEvent` message and the events that the client delivers and
 the store keeps (kv_engine, docs/dcp/documentation/commands/system_event.md). Versions 0 and 1 pack their integers
-big-endian in the value, with the name as the key. Version 2 puts a FlatBuffers table into the value; it is sent only to
-consumers that asked for `flatbuffers_system_events`.
+big-endian in the value, with the name as the key. Version 2 puts a FlatBuffers table into the value; it is sent only
+to consumers that asked for `flatbuffers_system_events`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _EVENT_IDS = {cls: event_id for event_id, cls in _EVENT_CLASSES.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedEvent:
-    """The parts of a `SystemEvent` message that an event decides."""
+    """The parts of a `SystemEvent` message that depend on the event."""
 
     event: SystemEventId
     version: int
@@ -101,7 +101,7 @@ class EncodedEvent:
 
 
 def decode_event(message: SystemEvent) -> Event:
-    """The event in a message, by its id and version."""
+    """Return the event in a message, by its id and version."""
     try:
         if message.version == FLATBUFFERS_VERSION:
             return _decode_flatbuffers(message)
@@ -137,7 +137,7 @@ def _decode_packed(message: SystemEvent) -> Event:
 
 
 class _TableReader:
-    """The fields of a FlatBuffers table by their number in the schema; an absent one has its default."""
+    """Reads the fields of a FlatBuffers table by their number in the schema; an absent one has its default."""
 
     def __init__(self, value: bytes) -> None:
         root = number_types.UOffsetTFlags.py_type(flatbuffers.encode.Get(flatbuffers.packer.uoffset, value, 0))
@@ -167,7 +167,7 @@ class _TableReader:
         if not at:
             return ""
         text = bytes(self._table.String(at))
-        # The reader slices, so a length beyond the end would cut the string without a word.
+        # The reader slices, so a length beyond the end would silently cut the string.
         if len(text) != self._table.Get(number_types.UOffsetTFlags, self._table.Indirect(at)):
             raise IndexError(f"the string of field {field} runs beyond the value")
         return text.decode()
@@ -206,7 +206,7 @@ def _decode_flatbuffers(message: SystemEvent) -> Event:
 
 
 def encode_event(event: Event, *, as_flatbuffers: bool = False) -> EncodedEvent:
-    """The event as a message carries it: packed in the least version that holds it, or as FlatBuffers."""
+    """Return the event as a message carries it: packed in the lowest version that can hold it, or as FlatBuffers."""
     event_id = _EVENT_IDS[type(event)]
     name = event.name.encode() if isinstance(event, ScopeCreated | CollectionCreated) else b""
     if as_flatbuffers:
@@ -270,7 +270,7 @@ class Collection:
     history: bool = False
     metered: bool = False
     flush_uid: ManifestUid = ManifestUid(0)
-    """The manifest that flushed it last, 0 for none: its documents from before are gone."""
+    """The uid of the manifest that flushed it last, 0 for none: its documents from before are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +294,7 @@ class Manifest:
         Scope(id=DEFAULT_SCOPE, name=DEFAULT_NAME, collections=(Collection(id=DEFAULT_COLLECTION, name=DEFAULT_NAME),)),
     )
     ids_used: int = FIRST_ID - 1
-    """The highest id ever given out, so that none is given out again."""
+    """The highest id ever assigned, so that none is assigned again."""
     _by_id: dict[CollectionId, tuple[Scope, Collection]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -351,7 +351,7 @@ class Manifest:
         return self._next(scopes=self._replaced(changed), ids_used=self.ids_used + 1)
 
     def with_changed_collection(self, scope_name: str, changed: Collection) -> Manifest:
-        """The same with other settings of a collection, which keeps its id and its name."""
+        """Return the manifest with other settings of a collection, which keeps its id and its name."""
         scope = self._scope_or_raise(scope_name)
         known = scope.collection(changed.name)
         if known is None or known.id != changed.id:
@@ -386,7 +386,7 @@ class Manifest:
     # --- JSON -----------------------------------------------------------------------------------------------------
 
     def encode(self, *, with_ids_used: bool = False) -> bytes:
-        """As JSON; the copy that is stored has to remember `ids_used` as well."""
+        """Encode the manifest as JSON; the stored copy must include `ids_used`."""
         members = self.to_json()
         return json.dumps({**members, "ids_used": self.ids_used} if with_ids_used else members).encode()
 
@@ -423,7 +423,7 @@ class Manifest:
     # --- what happened between two manifests ----------------------------------------------------------------------
 
     def events_to(self, newer: Manifest) -> list[Event]:
-        """The system events that lead from here to `newer`.
+        """Return the system events that lead from here to `newer`.
 
         Only the last carries the new uid: until then the newer manifest has not been processed as a whole.
         """
@@ -450,8 +450,8 @@ class Manifest:
         # 8, and "c8" with id 8 before "c9" with id 9.
         for scope, collection in sorted(newer.collections(), key=lambda pair: (pair[1].name, pair[1].id)):
             known = self.collection_by_id(collection.id)
-            # A flush is the creation of a collection that is there (kv_engine, docs, "System Event"). One that a
-            # manifest up to this one brought has been: an event of version 0 or 1 does not say which flush it is.
+            # A flush is sent as the creation of an existing collection (kv_engine, docs, "System Event"). A flush by a
+            # manifest up to this one was sent already: an event of version 0 or 1 does not say which flush it is.
             is_flushed = known is not None and collection.flush_uid > max(known[1].flush_uid, self.uid)
             is_changed = known is not None and replace(known[1], flush_uid=collection.flush_uid) != collection
             if known is None or is_flushed or is_changed:
@@ -531,7 +531,7 @@ def _collection_from_json(members: Any) -> Collection:
 
 
 def _name(name: Any) -> str:
-    """A name that is given already: servers have some that no user may give here."""
+    """Check a name that exists already: servers have some that no user may choose here."""
     if not isinstance(name, str) or not 0 < len(name) <= NAME_BYTES_MAX or not _NAME_CHARACTERS.issuperset(name):
         raise ValueError(f"{name!r} is not a name")
     return name

@@ -27,7 +27,7 @@ DEFAULT_SCOPE = ScopeId(0)
 
 
 KEY_BYTES_MAX = 250
-"""A key without its collection id; the LEB128 prefix is counted apart (`kv_engine/docs/DocumentSizeLimits.md`)."""
+"""A key without its collection id; the LEB128 prefix is counted separately (`kv_engine/docs/DocumentSizeLimits.md`)."""
 
 LEB128_BYTES_MAX = 5
 """32 bits, seven to a byte."""

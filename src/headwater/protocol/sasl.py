@@ -8,18 +8,18 @@ A SCRAM exchange is four messages, two in each direction, and the password is in
     server final    v=SIGNATURE
 
 Both ends stretch the password with the salt. The proof shows that the client knows the password, the signature shows
-that the server has what was once made from it. The server keeps two keys per mechanism, neither enough to log in.
+that the server has keys that were derived from it. The server keeps two keys per mechanism, neither enough to log in.
 
 Couchbase's dialect: the mechanisms have no hyphen before the number (SCRAM-SHA512), there is no channel binding, names
-and passwords are UTF-8 as they are with no SASLprep, and a nonce may contain spaces, as the Python SDK's does.
+and passwords are plain UTF-8 without SASLprep, and a nonce may contain spaces, as the Python SDK's does.
 
-Three errors come out of here, and no others:
+This module raises three errors, and no others:
 
 * `MalformedMessage`: the peer's message cannot be read;
 * `AuthenticationFailed`: it can, and the log-in fails. It never says whether the user exists;
 * `LocalProtocolError`: our own caller gave an impossible value, or made a call out of turn.
 
-Nonces come in as arguments: this file knows no randomness.
+Callers pass nonces in: this module draws no random numbers.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ SASL_MESSAGE_BYTES_MAX = 4096
 """Far above any real message: two nonces, a salt and a name."""
 
 USER_CHARS_MAX = 128
-"""What a Couchbase cluster allows."""
+"""The limit of a Couchbase cluster."""
 
 NONCE_RANDOM_BYTES_MIN = 16
 
 SCRAM_SALT_BYTES = 16
 
 _SALTED_PASSWORDS_MAX = 64
-"""That a client remembers."""
+"""How many salted passwords a client remembers."""
 
 SCRAM_ITERATIONS = 15_000
-"""For new passwords: what a Couchbase cluster of today uses."""
+"""For new passwords: what a current Couchbase cluster uses."""
 
 SCRAM_ITERATIONS_MIN = 4_000
-"""A client takes no fewer: a server that asks for one iteration wants a proof that is cheap to guess from. RFC 5802
-says 4096, but Couchbase clusters long had 4000 (ns_server's `memcached_password_hash_iterations`): that is the line."""
+"""A client accepts no fewer: a server that asks for one iteration wants a proof that is cheap to guess from. RFC 5802
+says 4096; this is less, as Couchbase clusters long had 4000 (ns_server's `memcached_password_hash_iterations`)."""
 
 SCRAM_ITERATIONS_MAX = 1_000_000
-"""A client takes no more: the work is the client's, about a second of it here, and a hostile server could ask for an
+"""A client accepts no more: the work is the client's, about a second of it here, and a hostile server could ask for an
 hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who logs in. The password is shown in no repr."""
+    """Who logs in. The password is not in the repr."""
 
     user: str
     password: str = field(repr=False)
@@ -84,7 +84,7 @@ class Mechanism(StrEnum):
 
     @classmethod
     def decode(cls, name: bytes) -> Mechanism:
-        """The mechanism a client asks for; `AuthenticationFailed` for an unknown one."""
+        """Return the mechanism that a client asks for. Raises `AuthenticationFailed` for an unknown one."""
         mechanism = _BY_NAME.get(name)
         if mechanism is None:
             raise _failed("the mechanism is unknown", hint=f"Use one of {', '.join(Mechanism)}")
@@ -98,9 +98,9 @@ _CLIENT_KEY, _SERVER_KEY = b"Client Key", b"Server Key"
 
 
 def is_loopback_address(host: str) -> bool:
-    """Whether what is sent to, or comes from, this IP address stays on this machine.
+    """Whether traffic to or from this IP address stays on this machine.
 
-    There a password may be sent in clear (PLAIN, and HTTP's basic authentication). What is no IP address is elsewhere.
+    Then it may carry a password in clear (PLAIN, HTTP's basic authentication). Other host names count as remote.
     """
     try:
         address = ip_address(host.partition("%")[0])
@@ -111,9 +111,9 @@ def is_loopback_address(host: str) -> bool:
 
 
 def best_mechanism(offered: bytes, *, plain_allowed: bool = False) -> Mechanism:
-    """The best mechanism of those a server lists, separated by spaces.
+    """Return the best mechanism of those that a server lists, separated by spaces.
 
-    PLAIN shows the password to anyone who listens, and to a false server, so it is taken only where the caller says
+    PLAIN shows the password to anyone who listens, and to a false server, so it is accepted only if the caller says
     that the connection is safe.
     """
     names = frozenset(offered.split(b" "))
@@ -143,7 +143,7 @@ def _check_user(user: str) -> None:
 
 
 def _check_authzid(authzid: str, user: str) -> None:
-    # Couchbase ignores it. To ignore it silently would let a client believe that it acts for another user.
+    # Couchbase ignores it. Ignoring it silently would let a client believe that it acts for another user.
     if authzid not in ("", user):
         raise _failed("to act for another user is not supported", hint="Leave the authorization id empty")
 
@@ -165,7 +165,7 @@ class PlainLogin(Credentials):
 
     @classmethod
     def decode(cls, message: bytes) -> PlainLogin:
-        """From `authzid NUL user NUL password`."""
+        """Decode `authzid NUL user NUL password`."""
         if len(message) > SASL_MESSAGE_BYTES_MAX:
             raise MalformedMessage(f"a PLAIN message of more than {SASL_MESSAGE_BYTES_MAX} bytes")
         try:
@@ -185,7 +185,7 @@ class PlainLogin(Credentials):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScramCredentials:
-    """What a server keeps of a password for one mechanism. The keys are shown in no repr."""
+    """What a server stores of a password for one mechanism. The keys are not in the repr."""
 
     salt: bytes = field(repr=False)
     iterations: int
@@ -194,16 +194,16 @@ class ScramCredentials:
 
 
 LookupCredentials = Callable[[Mechanism, str], ScramCredentials]
-"""Gives the credentials of a user, and `decoy_credentials` for a user that does not exist."""
+"""Returns the credentials of a user, and `decoy_credentials` for a user that does not exist."""
 
 
 def digest_bytes(mechanism: Mechanism) -> int:
-    """The length of the mechanism's keys."""
+    """Return the length of the mechanism's keys."""
     return hashlib.new(_hash(mechanism)).digest_size
 
 
 def derive_credentials(mechanism: Mechanism, password: str, *, salt: bytes, iterations: int) -> ScramCredentials:
-    """What a server keeps instead of the password."""
+    """Return what a server stores instead of the password."""
     salted = _salted_password(mechanism, password, salt=salt, iterations=iterations)
     return ScramCredentials(
         salt=salt,
@@ -214,10 +214,10 @@ def derive_credentials(mechanism: Mechanism, password: str, *, salt: bytes, iter
 
 
 def decoy_credentials(mechanism: Mechanism, user: str, *, secret: bytes, iterations: int) -> ScramCredentials:
-    """Credentials for a user that does not exist, so that only the proof fails, as with a wrong password.
+    """Return credentials for a user that does not exist, so that only the proof fails, as with a wrong password.
 
-    They depend on the name alone, because a salt that changes from one try to the next would give the user away. The
-    secret keeps others from working them out. No client key is known whose hash is the stored key.
+    They depend on the name alone, because a salt that changes from one try to the next would reveal that there is no
+    such user. The secret keeps others from computing them. No client key is known whose hash is the stored key.
     """
 
     def derive(label: bytes) -> bytes:
@@ -233,7 +233,7 @@ def decoy_credentials(mechanism: Mechanism, user: str, *, secret: bytes, iterati
 
 
 def password_matches(mechanism: Mechanism, password: str, credentials: ScramCredentials) -> bool:
-    """Whether the credentials were made from this password: how PLAIN is checked where no password is kept."""
+    """Whether the credentials were made from this password. This checks PLAIN where no password is stored."""
     derived = derive_credentials(mechanism, password, salt=credentials.salt, iterations=credentials.iterations)
     return hmac.compare_digest(derived.stored_key, credentials.stored_key)
 
@@ -257,7 +257,7 @@ def _salted_password(mechanism: Mechanism, password: str, *, salt: bytes, iterat
 
 
 _remembered_salted_password = lru_cache(maxsize=_SALTED_PASSWORDS_MAX)(_salted_password)
-"""For clients, as RFC 5802 advises in section 5.1: with the same salt they need not work it out for each connection."""
+"""For clients, as RFC 5802 advises in section 5.1: with the same salt they need not compute it for each connection."""
 
 
 def _xor(left: bytes, right: bytes) -> bytes:
@@ -271,9 +271,9 @@ _NONCE = rb"[\x20-\x2b\x2d-\x7e]+"
 _NAME = rb"(?:[^\0,=]|=2C|=3D)+"
 """With the only two escapes that "=" may begin (section 5.1)."""
 _LATER = rb"(?:,.*)?"
-"""Extensions, which are ignored. One that must not be would stand before all attributes, where none is taken."""
+"""Extensions, which are ignored. A mandatory one would precede all attributes, where none is accepted."""
 
-# "y" is a client that could bind the channel and sees that we cannot, which is true.
+# "y" means that the client could bind the channel and sees that we cannot, which is true.
 _CLIENT_FIRST = re.compile(
     rb"(?P<header>[ny],(?:a=(?P<authzid>%b))?,)(?P<bare>n=(?P<user>%b),r=(?P<nonce>%b)%b)"
     % (_NAME, _NAME, _NONCE, _LATER),
@@ -282,7 +282,7 @@ _CLIENT_FIRST = re.compile(
 _SERVER_FIRST = re.compile(
     rb"r=(?P<nonce>%b),s=(?P<salt>[^,]+),i=(?P<iterations>[1-9][0-9]{0,9})%b" % (_NONCE, _LATER), re.DOTALL
 )
-# The proof is the last attribute, and what stands before it is what it proves.
+# The proof is the last attribute, and proves what precedes it.
 _CLIENT_FINAL = re.compile(
     rb"(?P<proven>c=(?P<binding>[^,]*),r=(?P<nonce>%b)(?:,(?!p=)[^,]*)*),p=(?P<proof>[^,]+)" % _NONCE
 )
@@ -291,7 +291,7 @@ _SERVER_MESSAGE_HINT = "Close the connection, and check that the server speaks C
 
 
 def encode_nonce(random: bytes) -> bytes:
-    """A nonce from random bytes, which the caller draws."""
+    """Return a nonce made of random bytes, which the caller draws."""
     if len(random) < NONCE_RANDOM_BYTES_MIN:
         raise LocalProtocolError(f"a nonce needs at least {NONCE_RANDOM_BYTES_MIN} random bytes")
     return base64.b64encode(random)
@@ -333,7 +333,7 @@ def _decode_base64(value: bytes, *, hint: str = "") -> bytes:
 
 
 class _Turns:
-    """Lets the calls of an exchange happen in their order, each of them once, whether they succeed or fail."""
+    """Makes sure that the calls of an exchange happen in order, each once, whether they succeed or fail."""
 
     def __init__(self, *calls: str) -> None:
         self._left = list(calls)
@@ -357,13 +357,13 @@ class ScramServer:
         _hash(mechanism)
         self.mechanism = mechanism
         self.user = ""
-        """Who the client says it is, from `start` on. It is true once `finish` has returned."""
+        """Who the client claims to be, from `start` on. It is proven once `finish` has returned."""
         self._lookup_credentials = lookup_credentials
         self._server_nonce = _check_nonce(server_nonce)
         self._turns = _Turns("start", "finish")
 
     def start(self, client_first: bytes) -> bytes:
-        """Takes the client's first message and gives the server's."""
+        """Take the client's first message and return the server's."""
         self._turns.take("start")
         read = _read(_CLIENT_FIRST, client_first)
         self.user = _decode_name(read["user"])
@@ -371,13 +371,13 @@ class ScramServer:
         self._nonce = read["nonce"] + self._server_nonce
         self._credentials = kept = self._lookup_credentials(self.mechanism, self.user)
         server_first = b"r=%b,s=%b,i=%d" % (self._nonce, base64.b64encode(kept.salt), kept.iterations)
-        # What the client must repeat of its first message, and the messages of which the proof is made, too.
+        # What the client must repeat of its first message, and the messages that the proof covers.
         self._binding = base64.b64encode(read["header"])
         self._messages = read["bare"] + b"," + server_first
         return server_first
 
     def finish(self, client_final: bytes) -> bytes:
-        """Takes the client's proof and gives the server's signature, or raises `AuthenticationFailed`."""
+        """Take the client's proof and return the server's signature, or raise `AuthenticationFailed`."""
         self._turns.take("finish")
         read = _read(_CLIENT_FINAL, client_final)
         proof = _decode_base64(read["proof"])
@@ -418,12 +418,12 @@ class ScramClient:
         self._turns = _Turns("first", "final", "verify")
 
     def first(self) -> bytes:
-        """The client's first message."""
+        """Return the client's first message."""
         self._turns.take("first")
         return b"n,," + self._first_bare
 
     def final(self, server_first: bytes) -> bytes:
-        """Takes the server's first message and gives the client's proof."""
+        """Take the server's first message and return the client's proof."""
         self._turns.take("final")
         read = _read(_SERVER_FIRST, server_first, hint=_SERVER_MESSAGE_HINT)
         nonce, iterations = read["nonce"], int(read["iterations"])
@@ -446,7 +446,7 @@ class ScramClient:
         return without_proof + b",p=" + base64.b64encode(_xor(client_key, signature))
 
     def verify(self, server_final: bytes) -> None:
-        """Takes the server's last message, which shows that the server, too, knows the password."""
+        """Take the server's last message, which proves that the server, too, knows the password."""
         self._turns.take("verify")
         read = _read(_SERVER_FINAL, server_final, hint=_SERVER_MESSAGE_HINT)
         if read["error"] is not None:

@@ -1,9 +1,9 @@
 """Offsets, and what may come next on a consumer's stream: the rules of snapshots, for the client and for the node.
 
-A stream is a row of snapshots: a marker says which seqnos follow, then the changes come, each seqno higher than the
-one before. A state is consistent only where a snapshot is complete, and it is complete when a change or a
+A stream is a sequence of snapshots: a marker says which seqnos follow, then the changes come, each seqno higher than
+the one before. A consumer's state is consistent only where a snapshot is complete, which is when a change or a
 seqno-advanced reaches its end. In an out-of-order (OSO) snapshot the changes come in any order and the end is marked.
-(kv_engine, docs/dcp/documentation/rollback.md and commands/snapshot-marker.md.) Nothing here knows of bytes or data.
+(kv_engine, docs/dcp/documentation/rollback.md and commands/snapshot-marker.md.) Nothing here handles bytes or data.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from headwater.protocol.states import CONSUMER_STREAM, ConsumerStream, SnapshotC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffset:
-    """Where a consumer is in a vbucket: all that is needed to ask for the rest.
+    """Where a consumer is in a vbucket: all that it needs to request the rest.
 
-    It refuses to exist with a seqno outside its snapshot.
+    Raises `LocalProtocolError` if the seqno is outside its snapshot.
     """
 
     vbuuid: Vbuuid = Vbuuid(0)
@@ -37,7 +37,7 @@ class StreamOffset:
 
     @classmethod
     def whole(cls, vbuuid: Vbuuid, seqno: Seqno) -> StreamOffset:
-        """Everything up to here is there, and nothing beyond."""
+        """Return the offset where everything up to `seqno` is there, and nothing beyond."""
         return cls(vbuuid=vbuuid, seqno=seqno, snapshot_start=seqno, snapshot_end=seqno)
 
     def __post_init__(self) -> None:
@@ -50,42 +50,42 @@ class StreamOffset:
 
     @property
     def is_complete(self) -> bool:
-        """The whole snapshot is there, so the state at this offset is consistent."""
+        """Whether the whole snapshot is there, so that the state at this offset is consistent."""
         return self.seqno == self.snapshot_end
 
     @property
     def is_whole(self) -> bool:
-        """It says nothing of a snapshot: everything up to the seqno is there, and nothing beyond."""
+        """Whether everything up to the seqno is there and nothing beyond, so that no snapshot has to be named."""
         return self.snapshot_start == self.seqno == self.snapshot_end
 
     def as_whole(self) -> StreamOffset:
-        """The same of a complete snapshot, without where that snapshot began."""
+        """Return the offset of a complete snapshot without the start of that snapshot."""
         return replace(self, snapshot_start=self.seqno, snapshot_end=self.seqno)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotTracker:
-    """How far a stream has come inside its snapshot. Every event makes a new tracker."""
+    """How far a stream has come inside its snapshot. Every event returns a new tracker."""
 
     offset: StreamOffset
     flags: SnapshotFlags = SnapshotFlags(0)
     is_open: bool = False
-    """A marker has come and its snapshot is not complete."""
+    """Whether a marker has come whose snapshot is not complete."""
     oso_high_seqno: Seqno | None = None
     """Inside an OSO snapshot: the highest seqno seen so far."""
 
     @property
     def is_complete(self) -> bool:
-        """Everything received so far makes a consistent state."""
+        """Whether everything received so far makes a consistent state."""
         return not self.is_open and self.oso_high_seqno is None
 
     def on_marker(
         self, *, start: Seqno, end: Seqno, flags: SnapshotFlags, purge_seqno: Seqno | None = None
     ) -> SnapshotTracker:
-        """A snapshot begins. The first marker of a stream starts at the snapshot we asked from, later ones after it.
+        """Begin a snapshot. A stream's first marker starts at the snapshot we requested from, later ones after it.
 
-        Where we hold everything up to our seqno, that is where the new snapshot starts for us, whatever the marker
-        says. Where we had stopped inside a snapshot we still hold a part of it, so what we hold goes back to its start.
+        If we hold everything up to our seqno, the new snapshot starts there for us, whatever the marker says. If we
+        stopped inside a snapshot, we still hold a part of it, so the new one starts where that one did.
         """
         if self.is_open or self.oso_high_seqno is not None:
             raise SnapshotViolation(f"a snapshot marker {start} to {end} inside an incomplete snapshot")
@@ -103,16 +103,16 @@ class SnapshotTracker:
         return SnapshotTracker(offset=offset, flags=flags, is_open=True)
 
     def on_hidden_end(self, seqno: Seqno) -> SnapshotTracker:
-        """All of the snapshot up to this seqno has come; the rest of it is hidden from us, and is not sent."""
+        """End the snapshot at this seqno: the rest of it is hidden from us, and is not sent."""
         offset = replace(self.offset, seqno=seqno, snapshot_end=seqno)
         return SnapshotTracker(offset=offset, flags=self.flags)
 
     def on_seqno(self, seqno: Seqno) -> SnapshotTracker:
-        """A change has come, or a seqno-advanced in place of changes that are hidden from us."""
+        """Note a change, or a seqno-advanced in place of changes that are hidden from us."""
         return self.on_seqnos(first=seqno, last=seqno)
 
     def on_seqnos(self, *, first: Seqno, last: Seqno) -> SnapshotTracker:
-        """Changes have come whose seqnos rise from the first to the last."""
+        """Note changes whose seqnos rise from the first to the last."""
         if self.oso_high_seqno is not None:
             return replace(self, oso_high_seqno=max(last, self.oso_high_seqno))
         if not self.is_open:
@@ -121,7 +121,7 @@ class SnapshotTracker:
         for seqno in (first, last):
             if not had < seqno <= end:
                 raise SnapshotViolation(f"seqno {seqno} after {had} in a snapshot that ends at {end}")
-        # Written out: this is done for every run of changes, and `replace` takes three times as long.
+        # Written out, because this is done for every run of changes, and `replace` takes three times as long.
         offset = StreamOffset(
             vbuuid=self.offset.vbuuid,
             seqno=last,
@@ -132,9 +132,9 @@ class SnapshotTracker:
         return SnapshotTracker(offset=offset, flags=self.flags, is_open=last < end)
 
     def on_oso(self, flags: OsoFlags) -> SnapshotTracker:
-        """An OSO snapshot starts or ends.
+        """Start or end an OSO snapshot.
 
-        Until its end the offset stays where it was: a part of such a snapshot can't be resumed from.
+        Until its end the offset stays where it was: a stream can't be resumed from a part of such a snapshot.
         """
         starts = OsoFlags.START in flags
         if starts == (OsoFlags.END in flags):
@@ -151,10 +151,10 @@ class SnapshotTracker:
 
 
 class ConsumedStream:
-    """Which message and which seqno of a stream may come next.
+    """Checks which message and which seqno of a stream may come next.
 
-    The table `CONSUMER_STREAM` says which message may come in which state: changes inside a snapshot only. The tracker
-    says which seqno: above the last one, up to the end that the marker gave. Both kinds of consumer build on this.
+    The table `CONSUMER_STREAM` decides which message may come in which state: changes inside a snapshot only. The
+    tracker decides which seqno: above the last one, up to the marker's end. Both kinds of consumer use this class.
     """
 
     def __init__(self, offset: StreamOffset) -> None:
@@ -162,11 +162,11 @@ class ConsumedStream:
         self.tracker = SnapshotTracker(offset=offset)
 
     def move(self, event: type[Any]) -> None:
-        """Raises `UnexpectedMessage` where the state does not allow the event."""
+        """Apply an event. Raises `UnexpectedMessage` if the state does not allow it."""
         self.state = transition(CONSUMER_STREAM, self.state, event)
 
     def restart(self, offset: StreamOffset) -> None:
-        """Go on from another offset, outside of any snapshot."""
+        """Continue from another offset, outside of any snapshot."""
         self.tracker = SnapshotTracker(offset=offset)
 
     def begin_snapshot(self, marker: SnapshotMarker) -> None:
@@ -176,7 +176,7 @@ class ConsumedStream:
         )
 
     def advance(self, *, first: Seqno, last: Seqno) -> bool:
-        """Seqnos have come that rise from the first to the last. Returns whether the snapshot is complete with them."""
+        """Note seqnos that rise from the first to the last. Returns whether they complete the snapshot."""
         self.tracker = self.tracker.on_seqnos(first=first, last=last)
         if self.tracker.is_complete:
             self.move(SnapshotCompleted)

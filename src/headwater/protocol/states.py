@@ -1,9 +1,9 @@
 """The state machines of DCP as tables: the two endpoints of a connection, and a stream on either side.
 
 A machine is an enum of states and a table: state → event type → next state. What is not in the table is not allowed,
-and `transition` raises for it. Events are types: the messages themselves where a message is the event, small classes
-where something else is. Producer and consumer run these tables, the diagrams in the docs are drawn from them, and a
-test visits every pair of state and event. Nothing here acts on an event.
+and `transition` raises for it. Events are types: the class of a message if a message is the event, else a small class
+of its own. Producer and consumer run these tables, the diagrams in the docs are drawn from them, and a test visits
+every pair of state and event. Nothing here acts on an event.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Table = Mapping[S, Mapping[type[Any], S]]
 
 
 def transition(table: Table[S], state: S, event: type[Any]) -> S:
-    """The state after `event`, or `UnexpectedMessage` where the table has none."""
+    """Return the state after `event`. Raises `UnexpectedMessage` if the table has none."""
     allowed = table[state]
     if event in allowed:
         return allowed[event]
@@ -60,9 +60,9 @@ def all_events(table: Table[S]) -> frozenset[type[Any]]:
 # * a producer gets stream requests and acknowledgements;
 # * a consumer gets requests to add streams, and the changes of them.
 #
-# A message for the other kind of endpoint shows that the peers disagree about who is who, and the connection is closed
+# A message for the other kind of endpoint shows that the peers disagree about their roles, and the connection is closed
 # without an answer, as the seeds say; in the tables that is a transition to CLOSED. A message that is only out of turn,
-# such as a stream request before the open, is not in the tables: it is answered with EINVAL and the connection lives.
+# such as a stream request before the open, is not in the tables: it is answered with EINVAL and the connection stays.
 
 
 class EndpointState(Enum):
@@ -100,15 +100,15 @@ CONSUMER_ENDPOINT = _table(TO_A_CONSUMER, TO_A_PRODUCER)
 
 # --- streams ------------------------------------------------------------------------------------------------------
 #
-# Producer: an accepted stream first reads what lies behind it from disk (backfill), then goes on with the changes as
-# they come. A consumer that is too slow for that falls back to disk reads. A takeover stream, once it has sent
-# everything, hands the vbucket over in two acknowledged steps: the consumer's copy becomes pending (the source stops
-# taking writes and sends the last of them), then active. Whatever the cause, a stream ends once, and the cause decides
-# the reason in the stream-end message.
+# Producer: an accepted stream first reads past changes from disk (backfill), then sends new ones as they come. A
+# consumer that is too slow for that falls back to disk reads. Once a takeover stream has sent everything, it hands the
+# vbucket over in two acknowledged steps: the consumer's copy becomes pending (the source stops taking writes and sends
+# the last of them), then active. Whatever the cause, a stream ends once, and the cause decides the reason in the
+# stream-end message.
 #
-# Consumer: the request is answered with yes, with no, or with a rollback, after which it is asked again from the seqno
-# rolled back to; that may repeat. Changes are allowed inside a snapshot only. A stream that the consumer closes may
-# still bring messages until the answer to the close has come.
+# Consumer: the request is answered with success, a refusal, or a rollback, after which the consumer asks again from
+# the seqno rolled back to; that may repeat. Changes are allowed inside a snapshot only. A stream that the consumer
+# closes may still bring messages until the answer to the close has come.
 
 
 # --- the producer's side ------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ CONSUMER_ENDPOINT = _table(TO_A_CONSUMER, TO_A_PRODUCER)
 
 class ProducerStream(Enum):
     ACCEPTED = auto()
-    """Nothing sent yet but the answer."""
+    """Only the answer was sent."""
     BACKFILLING = auto()
     STREAMING = auto()
     TAKEOVER_SENDING = auto()
@@ -269,7 +269,7 @@ CONSUMER_STREAM: Table[ConsumerStream] = {
         StreamAccepted: ConsumerStream.OPEN,
         RollbackDemanded: ConsumerStream.ROLLING_BACK,
         StreamRefused: ConsumerStream.ENDED,
-        # The stream was asked for, and is not wanted any more.
+        # The stream was requested, and is no longer wanted.
         dcp_streams.CloseStream: ConsumerStream.CLOSING,
         ConnectionLost: ConsumerStream.ENDED,
     },
@@ -304,8 +304,8 @@ CONSUMER_STREAM: Table[ConsumerStream] = {
     },
     ConsumerStream.CLOSING: {
         **_LOST,
-        # A stream-end may follow the answer, where the consumer asked for one; until either has come, what was
-        # already on its way is dropped.
+        # A stream-end may follow the answer, if the consumer asked for one; until either has come, messages that were
+        # already on their way are dropped.
         **dict.fromkeys(
             (*_IN_SNAPSHOT, SnapshotMarker, OsoSnapshot, CacheTransfer, CacheTransferEnd), ConsumerStream.CLOSING
         ),

@@ -114,7 +114,7 @@ _NEEDS_XERROR = frozenset(
 
 
 def status_for_peer(status: Status, *, xerror: bool, collections: bool) -> Status | None:
-    """The status as a peer without extended errors may see it; None where the connection is closed instead.
+    """Return the status that a peer without extended errors may see; None if the connection is closed instead.
 
     A connection that did not ask for XERROR in HELLO was written before these statuses existed (kv_engine,
     docs/BinaryProtocol.md, "0x1f HELO", Xerror; the substitutes are those of a 7.0.5 server).
@@ -141,7 +141,7 @@ _CONSTRAINTS = frozenset(
 
 
 def error_map(version: int) -> bytes:
-    """The map as JSON."""
+    """Return the map as JSON."""
     errors = {
         f"{status.value:x}": {
             "name": status.name,
@@ -179,6 +179,6 @@ class RequestRefused(Exception):
         self.status = status
         self.context = context
         self.body = body
-        """The JSON body, where one is ready; the others are made of what follows."""
+        """The JSON body, if one is ready; otherwise it is made of the context and the members."""
         self.members = members
-        """More members of the JSON body, beside `error`."""
+        """Further members of the JSON body, beside `error`."""

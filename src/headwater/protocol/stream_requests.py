@@ -1,16 +1,16 @@
 """What a producer answers to a stream request: the value of the request, the checks in their order, the bounds.
 
-`admit_stream` is where a request is judged; the node's producer calls it. All that is known comes in as values; the
-outcome is `Accepted`, `StreamRefusal` with a status, or `RollbackDemand`. It opens no stream and sends nothing.
+`admit_stream` decides about a request; the node's producer calls it. It gets everything as values and returns
+`Accepted`, `StreamRefusal` with a status, or `RollbackDemand`. It opens no stream and sends nothing.
 
 The checks run in the order of a real server, because the order decides which status a request with several faults
 gets. Sources are cited by title: the seeds "Stream Request", "Stream Request Value" and "Add Stream", and kv_engine's
 docs/dcp/documentation ("DCP docs"). Where recorded servers differ, the dialect decides.
 
-A `Dialect` is what servers of one version judge differently, as data. A node speaks as one version (`headwater serve
---speaks-as`). Where two versions were recorded to answer one request differently, the code that judges it reads a field
-of its dialect. What all versions do alike is not in here. The source is the recordings in `tests/vectors/sessions`:
-those of 7.0.5 decide for "7.0", those of 8.0.2 for "8.0".
+A `Dialect` holds, as data, what servers of one version decide differently. A node speaks as one version (`headwater
+serve --speaks-as`). If two versions were recorded to answer one request differently, the code that decides reads a
+field of its dialect. What all versions do alike is not in it. The recordings are in `tests/vectors/sessions`: those of
+7.0.5 define "7.0", those of 8.0.2 define "8.0".
 """
 
 from __future__ import annotations
@@ -33,44 +33,44 @@ _ALL_OPEN_FLAGS = OpenFlags(0xFFFFFFFF & ~int(OpenFlags.NOTIFIER))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """The version that a node speaks as. The values named in a docstring are those of 8.0.2."""
+    """The version that a node speaks as. Values named in the docstrings of the fields are those of 8.0.2."""
 
     server_version: str
-    """What it calls itself in VERSION and over HTTP, without its build."""
+    """The version that the node reports in VERSION and over HTTP, without its build."""
 
     # Open connection.
     open_flags: OpenFlags
-    """Others are EINVAL: 0x02, 0x10, 0x80 and 0x400 were. 0x200 is newer than 8.0.2 (MB-26074), and taken."""
+    """Others are EINVAL: 0x02, 0x10, 0x80 and 0x400 were. 0x200 is newer than 8.0.2 (MB-26074), and accepted."""
     name_bytes_max: int
-    """A name of 201 bytes was taken; a longer key than 250 bytes is none."""
+    """A name of 201 bytes was accepted; no key may be longer than 250 bytes."""
 
     # Control.
     noop_interval_s: tuple[float, float]
-    """The least and the most: 0.05 was refused, 100000 was taken, and 0.1 is what the engine itself asks for."""
+    """Minimum and maximum: 0.05 was refused, 100000 was accepted, and 0.1 is what the engine itself asks for."""
     lenient_controls: frozenset[str]
     """Any value but `true` switches these off."""
     only_true_controls: frozenset[str]
     """These can't be switched off: `false` is EINVAL."""
     marker_versions: tuple[str, ...]
-    """The values of `max_marker_version`. 8.0.2 takes 2.2 alone."""
+    """The values of `max_marker_version`. 8.0.2 accepts only 2.2."""
     unsupported_controls: frozenset[str]
-    """NOT_SUPPORTED, where other unknown keys are EINVAL."""
+    """These are NOT_SUPPORTED; other unknown keys are EINVAL."""
 
     # Stream request.
     stream_flags: StreamFlags
-    """Others are EINVAL. 0x08, which 8.0.2 refuses, is in the seed "Add Stream", and stays."""
+    """Others are EINVAL. 0x08, which 8.0.2 refuses, is in the seed "Add Stream", and is accepted."""
     value_keys: frozenset[str] | None
-    """A value with none of these is EINVAL; None where any object will do."""
+    """A value with none of these is EINVAL; None accepts any object."""
     judges_uid: bool
-    """A `uid` that is ahead of the manifest is MANIFEST_IS_AHEAD, and a bad one EINVAL. 8.0.2 does not read it."""
+    """A `uid` that is ahead of the manifest is MANIFEST_IS_AHEAD, and a bad one EINVAL. 8.0.2 ignores it."""
     streams_no_collections: bool
-    """`"collections":[]` is a stream that ends at once, and not EINVAL."""
+    """`"collections":[]` opens a stream that ends at once; otherwise it is EINVAL."""
     filters_with_sync_writes: bool
-    """A filter is taken on a connection with sync writes. 8.0.2: NOT_SUPPORTED."""
+    """A filter is accepted on a connection with sync writes. 8.0.2: NOT_SUPPORTED."""
     streams_pending: bool
     """A pending vbucket is streamed. 8.0.2: NOT_MY_VBUCKET."""
     from_latest_checks_vbuuid: bool
-    """FROM_LATEST with a vbuuid that is not in the failover log is a rollback to 0."""
+    """FROM_LATEST with a vbuuid that is not in the failover log is answered with a rollback to 0."""
 
     # What is streamed.
     hides_completed_prepares: bool
@@ -81,7 +81,7 @@ class Dialect:
     answers_misplaced: bool
     """A message for a consumer that is sent to a producer is answered with EINVAL. 7.0.5 closes the connection."""
     refuses_older_manifest_as_unappliable: bool
-    """An older manifest is CANNOT_APPLY_MANIFEST, and not ERANGE."""
+    """An older manifest is CANNOT_APPLY_MANIFEST; otherwise it is ERANGE."""
 
 
 _7_0 = Dialect(
@@ -144,7 +144,7 @@ _8_0 = Dialect(
 )
 
 DIALECTS: dict[str, Dialect] = {"7.0": _7_0, "8.0": _8_0}
-"""By the name that the option gives them, oldest first."""
+"""By the name that the option uses, oldest first."""
 NEWEST = _8_0
 
 
@@ -171,7 +171,7 @@ class CacheTransferOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRequestValue:
-    """What a stream request's value may say. A sid out of its range, and no collections, are left to admission."""
+    """What a stream request's value may say. Admission checks a sid out of its range, and an empty `collections`."""
 
     uid: numbers.ManifestUid | None = None
     sid: int | None = None
@@ -207,7 +207,7 @@ class StreamRequestValue:
 
     @classmethod
     def decode(cls, value: bytes, dialect: Dialect | None = None) -> StreamRequestValue:
-        """Every fault is a `MalformedJson`, whose status is EINVAL. Without a dialect the specification decides."""
+        """Decode a value. Raises `MalformedJson` (EINVAL) for any fault. Without a dialect the specification rules."""
         if not value:
             return cls()
         if len(value) > numbers.STREAM_REQUEST_VALUE_BYTES_MAX:
@@ -360,10 +360,10 @@ def admit_stream(
     vbucket: RequestedVBucket | None,
     dialect: Dialect = NEWEST,
 ) -> Admission:
-    """The producer's answer. `vbucket` is None where it does not exist here."""
+    """Return the producer's answer. `vbucket` is None if it does not exist here."""
     if int(request.flags) & ~int(dialect.stream_flags):
         return StreamRefusal(status=Status.EINVAL, reason=f"the flags 0x{request.flags:x} are not all known")
-    # Recorded of 7.0.5 and 8.0.2: a value that is not JSON is EINVAL, and the connection lives on.
+    # Recorded of 7.0.5 and 8.0.2: a value that is not JSON is EINVAL, and the connection stays open.
     try:
         is_short = len(request.value) <= _KEPT_VALUE_BYTES_MAX
         decode = _known_value if is_short else StreamRequestValue.decode
@@ -384,7 +384,7 @@ def admit_stream(
 
 @lru_cache(_KEPT_VALUES_MAX)
 def _known_value(value: bytes, dialect: Dialect) -> StreamRequestValue:
-    """Consumers ask for a thousand streams with the same value."""
+    """Decode a value, cached because consumers request a thousand streams with the same one."""
     return StreamRequestValue.decode(value, dialect)
 
 
@@ -398,7 +398,7 @@ def _check_noop(case: _Case) -> StreamRefusal | None:
 
 
 def _check_state(case: _Case) -> StreamRefusal | None:
-    # Stream Request, error 0x07. A dead vbucket is as good as none.
+    # Stream Request, error 0x07. A dead vbucket counts as missing.
     state = case.vbucket.state
     if state == VBucketState.DEAD or (state == VBucketState.PENDING and not case.dialect.streams_pending):
         return StreamRefusal(status=Status.NOT_MY_VBUCKET, reason=f"the vbucket is {state.name.lower()}")
@@ -409,7 +409,7 @@ def _check_state(case: _Case) -> StreamRefusal | None:
 
 
 def _check_range(case: _Case) -> StreamRefusal | None:
-    # Stream Request, error 0x22. Equal start and end are taken (recorded: OK, then stream-end at once), and a start
+    # Stream Request, error 0x22. Equal start and end are accepted (recorded: OK, then stream-end at once), and a start
     # beyond the high seqno is left to the rollback decision.
     request = case.request
     if request.start_seqno > request.end_seqno:
@@ -434,8 +434,8 @@ def _check_stream_id(case: _Case) -> StreamRefusal | None:
 
 
 def _check_open_streams(case: _Case) -> StreamRefusal | None:
-    # Stream Request, error 0x02; Stream Request Value, "Validation" of `sid`: it fails if in use, or if it is one too
-    # many.
+    # Stream Request, error 0x02; Stream Request Value, "Validation" of `sid`: it fails if the sid is in use, or if
+    # there are too many.
     open_ids = case.connection.open_stream_ids
     if case.value.sid in open_ids:
         return StreamRefusal(status=Status.KEY_EEXISTS, reason="the stream is already open on this connection")
@@ -476,8 +476,8 @@ _CHECKS: tuple[Callable[[_Case], StreamRefusal | None], ...] = (
     _check_state,
     _check_range,
     _check_stream_id,
-    # Before the filter: a collection may be unknown only because the vbucket has not seen its manifest yet, and that
-    # is worth another try.
+    # Before the filter: a collection may be unknown only because the vbucket has not seen its manifest yet, and then
+    # the client should retry.
     _check_manifest,
     _check_filter,
     _check_open_streams,
@@ -527,7 +527,7 @@ def _accept(case: _Case, *, start: numbers.Seqno, snapshot_start: numbers.Seqno)
         end_seqno=numbers.Seqno(max(end, start)),
         snapshot_start_seqno=snapshot_start,
         stream_id=case.value.sid,
-        # One of no collections sends nothing, and ends like one that has come to its end.
+        # A stream of no collections sends nothing, and ends at its start.
         collections=case.value.collections or None,
         scope=case.value.scope,
     )

@@ -9,36 +9,35 @@ The header is memcached's 24 bytes, so `frames` cuts it; its meaning is the draf
 
 In a `Frame` these are `opcode`, `datatype`, `specific` and `opaque`.
 
-A consumer sends requests. A producer answers each one, and a stream request that it grants also with a
-stream: begin, then snapshots, each between a start and an end, then stream end. All of that has the response
-magic and the request's id. The opcodes are memcached's own under other names: a listener speaks UPR or
-memcached, as no byte of a packet says which.
+A consumer sends requests. A producer answers each one, and a stream request that it grants also with a stream: begin,
+then snapshots, each between a start and an end, then stream end. All of that has the response magic and the request's
+id. The opcodes have the numbers of memcached opcodes: a listener speaks either UPR or memcached, because no byte of a
+packet says which.
 
 The draft contradicts itself. What is settled here, and why (the errata of its drawings are listed
 in `tests/vectors/seeds/ERRATA.md`):
 
 * Lengths. We send the drawn layout with lengths that are true. A received packet whose lengths are not those
   of its layout is refused, and so are the lengths the draft prints: 8 too long, or 0 where data follows.
-* UprRollback seqno and failover log lie in the value. Their packets print an extras length of 0.
+* UprRollback seqno and failover log are in the value. Their packets print an extras length of 0.
 * Response type 2 is "not my vbucket" in the list of types and in one drawing, and the failover log response
   in another. The body decides: without one it is `UprNotMyVBucket`, with one it is `UprFailoverLogResponse`.
 * A failover log thus has 1 to 1024 pairs, as one of the draft's sentences has it. The other allows none,
-  which cannot be distinguished from "not my vbucket" and need not be: a vbucket that is here has a history, and that a
-  name.
+  which cannot be distinguished from "not my vbucket" and is not needed: every vbucket has a history with a name.
 * `UprNotMyVBucket` answers a failover log request as well; the draft draws it for stream requests only.
-* `UprStreamOk` has no body. The failover log that DCP puts there has to be asked for here.
+* `UprStreamOk` has no body. DCP has the failover log there; in UPR a consumer has to request it.
 * Opcode 3 is called stream begin in the list of opcodes and stream start above its drawing, opcode 5 stream
   close and stream end. The packets are `UprStreamBegin` (start is what a snapshot does) and `UprStreamEnd` (as in
   the text).
 * A group id may be empty, since a stream may have no name. It is sent as the key and has a key's limit of 250
   bytes. A document's key has at least one byte.
 * UprDeletion and expiration have no value: none is drawn.
-* An unknown opcode or type is refused, as nothing says what its body would be. An unknown reason of a stream
+* An unknown opcode or type is refused, because the layout of its body is unknown. An unknown reason of a stream
   end is kept. The CAS of a packet about no document ought to be 0; another number is kept and encoded again.
 
 A packet's class says what its body holds, in wire order: the layout of its extras, the field that is its key, then a
-value that is a document's or a `value_layout` over and over. Fields are named as the draft names them, and so are the
-classes, behind a prefix that keeps them apart from DCP's.
+value, which is a document's or a repeated `value_layout`. Classes and fields have the draft's names; a prefix
+distinguishes the classes from DCP's.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ from headwater.protocol.numbers import KEY_BYTES_MAX, SEQNO_MAX, Cas, Seqno, VBu
 
 
 class UprOpcode(IntEnum):
-    """All of them. memcached gives the same numbers to SET, ADD, REPLACE, DELETE and INCREMENT."""
+    """All opcodes of the draft. memcached gives the same numbers to SET, ADD, REPLACE, DELETE and INCREMENT."""
 
     REQUEST = 1
     RESPONSE = 2
@@ -82,7 +81,7 @@ class UprRequestType(IntEnum):
 class UprResponseType(IntEnum):
     OK = 1
     NOT_MY_VBUCKET = 2
-    """The failover log response is drawn with this number, too; the module's first page says which is which."""
+    """The failover log response has this number, too; the docstring of the module says how to distinguish them."""
     ROLLBACK = 3
 
 
@@ -96,7 +95,7 @@ class UprStreamMessageType(IntEnum):
 
 
 class UprStreamEndReason(OpenIntEnum):
-    """Why a stream ended. A number the draft does not know is kept: the stream has ended all the same."""
+    """Why a stream ended. A number that the draft does not define is kept: the stream has ended all the same."""
 
     OK = 1
     STATE_CHANGED = 2
@@ -108,20 +107,20 @@ FAILOVER_LOG_PAIRS_MAX = 1024
 _HEADER_NUMBERS = Layout(u8("request_type"), u16("vbucket"), u32("request_id"), u64("cas"))
 _NO_ANSWER = "Close the connection: the UPR draft has no response that refuses a packet"
 _LENGTH_AT = {"key": 2, "extras": 4, "value": 8}
-"""Where a fault in a part's length lies: the offsets of the header's length fields."""
+"""The offset of a fault in a part's length: that of the header's length field."""
 _REQUEST_TYPE_AT = 5
 
 P = TypeVar("P", bound="UprPacket")
 
 
 PACKETS: dict[tuple[UprOpcode, int], type[UprPacket]] = {}
-"""The packets by opcode and byte 5. `decode_packet` knows two that these numbers do not name: a stream end, where
-byte 5 is the reason, and the failover log response, which has those of `UprNotMyVBucket`."""
+"""The packets by opcode and byte 5. `decode_packet` knows two that these numbers do not name: a stream end, where byte
+5 is the reason, and the failover log response, which has the numbers of `UprNotMyVBucket`."""
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def packet(opcode: UprOpcode, subtype: int = 0) -> Callable[[type[P]], type[P]]:
-    """Make a class a packet and enter it under its numbers, unless another one has them."""
+    """Make a class a packet and enter it under its numbers, unless another class has them."""
 
     def make(cls: type[P]) -> type[P]:
         made: type[P] = dataclass(frozen=True, slots=True, kw_only=True)(cls)
@@ -141,9 +140,9 @@ class UprPacket(WireMessage):
     subtype: ClassVar[int]
 
     vbucket: VBucketId = VBucketId(0)
-    """In requests and responses alike: where memcached has a response's status, UPR has the vbucket."""
+    """The vbucket, in responses, too: UPR has it where memcached has a response's status."""
     request_id: int = 0
-    """The request that this packet is, or answers. A stream's packets bear the id of its stream request."""
+    """The request that this packet is, or answers. A stream's packets carry the id of its stream request."""
     cas: Cas = Cas(0)
     """The document's; 0 in packets about no document, though a number found there is kept."""
 
@@ -164,7 +163,7 @@ class UprPacket(WireMessage):
 
     def to_frame(self) -> Frame:
         self.check_parts()
-        # The frame packs the header's numbers without a look at their range.
+        # The frame packs the header's numbers without checking their range.
         _HEADER_NUMBERS.pack(self)
         key = self.encode_key()
         if len(key) > KEY_BYTES_MAX:
@@ -183,7 +182,7 @@ class UprPacket(WireMessage):
 
     @classmethod
     def from_frame(cls, frame: Frame) -> Self:
-        """The packet of a frame that is known to be of this class, as `decode_packet` finds out."""
+        """Decode the packet in a frame that is known to be of this class (`decode_packet`)."""
         header = {"vbucket": VBucketId(frame.specific), "request_id": frame.opaque, "cas": Cas(frame.cas)}
         return cls(**cls.decode_body(frame, NOTHING_NEGOTIATED, header | cls.decode_request_type(frame.datatype)))
 
@@ -196,7 +195,7 @@ class UprPacket(WireMessage):
 
     @classmethod
     def decode_request_type(cls, request_type: int) -> dict[str, Any]:
-        """The fields that byte 5 holds: none but for a stream end, as it has named the class already."""
+        """Return the fields that byte 5 holds: one in a stream end, none in others, where it selects the class."""
         return {}
 
 
@@ -345,10 +344,10 @@ class UprStreamEnd(UprPacket):
 
 
 def decode_packet(frame: Frame) -> UprPacket:
-    """The packet a frame is.
+    """Return the packet in a frame.
 
-    Raises `UnknownOpcode`, `LengthMismatch` where the lengths are not those of the packet's layout, or
-    `MalformedMessage` for the wrong magic, an unknown type in byte 5, and what exceeds a limit.
+    Raises `UnknownOpcode`, `LengthMismatch` if the lengths are not those of the packet's layout, or `MalformedMessage`
+    for the wrong magic, an unknown type in byte 5, or a part that exceeds a limit.
     """
     try:
         opcode = UprOpcode(frame.opcode)
@@ -364,6 +363,6 @@ def decode_packet(frame: Frame) -> UprPacket:
     if cls is None:
         raise MalformedMessage(f"{opcode.name} has no type {frame.datatype}", offset=_REQUEST_TYPE_AT, hint=_NO_ANSWER)
     if cls is UprNotMyVBucket and frame.body_bytes:
-        # One number for two responses: the one that has a body is the failover log.
+        # Two responses have this number: the one with a body is the failover log.
         return UprFailoverLogResponse.from_frame(frame)
     return cls.from_frame(frame)

@@ -1,6 +1,6 @@
-"""Values: the datatype byte, which says how one is to be read, compression, and extended attributes.
+"""Values: the datatype byte, which says how to read a value, compression, and extended attributes.
 
-The typed codec and the key-value commands use it, one value a call; for batches the kernels do the same. (kv_engine,
+The typed codec and the key-value commands use it, one value per call; for batches the kernels do the same. (kv_engine,
 docs/Document.md.)
 """
 
@@ -32,7 +32,7 @@ def compress(value: bytes) -> bytes:
 
 
 def decompressed_bytes(compressed: bytes) -> int:
-    """The length a block inflates to, which it states in its first bytes."""
+    """Return the length that a block inflates to, which its first bytes state."""
     try:
         return cramjam.snappy.decompress_raw_len(compressed)
     except cramjam.DecompressionError as error:
@@ -40,7 +40,7 @@ def decompressed_bytes(compressed: bytes) -> int:
 
 
 def decompress(compressed: bytes, *, bytes_max: int = VALUE_BYTES_MAX) -> bytes:
-    """The inflated value. The stated length is compared with the limit before anything is allocated."""
+    """Return the inflated value. The stated length is compared with the limit before anything is allocated."""
     length = decompressed_bytes(compressed)
     if length > bytes_max:
         raise MalformedSnappy(f"the value would inflate to {length} bytes, above the limit of {bytes_max}")
@@ -60,7 +60,7 @@ def decompress(compressed: bytes, *, bytes_max: int = VALUE_BYTES_MAX) -> bytes:
 
 
 SYSTEM_PREFIX = "_"
-"""Attributes of the system outlive the document in its tombstone."""
+"""Attributes with this prefix are of the system, and outlive the document in its tombstone."""
 
 _LENGTH = Struct(">I")
 
@@ -86,7 +86,7 @@ def encode_xattrs(parts: ValueParts) -> bytes:
 
 
 def body_offset(value: bytes) -> int:
-    """Where the body starts behind the section, whose length is checked against the value."""
+    """Return where the body starts after the section, whose length is checked against the value."""
     if len(value) < _LENGTH.size:
         raise MalformedXattrs("the value is too short for the length of its extended attributes")
     length: int = _LENGTH.unpack_from(value)[0]
@@ -116,7 +116,7 @@ def decode_xattrs(value: bytes) -> ValueParts:
 
 
 def keep_system_xattrs(value: bytes) -> bytes:
-    """What is left of a value in the document's tombstone: the attributes of the system, or nothing."""
+    """Return what stays of a value in the document's tombstone: the attributes of the system, or nothing."""
     kept = {name: text for name, text in decode_xattrs(value).xattrs.items() if name.startswith(SYSTEM_PREFIX)}
     return encode_xattrs(ValueParts(kept, b"")) if kept else b""
 

@@ -1,17 +1,17 @@
 """A bucket: its vbuckets, their documents and changes, and the commits that make them durable.
 
-Sessions, consumers and the commit loop of a node call it; other modules of the store (`set_run`, `scan`, `search`,
-`receiving`, `settling`, `compaction`) are operations on it. It must never wait: what touches a disk is `persist`, which
-the caller may run in another thread.
+Sessions, consumers and the commit loop of a node call it; the other modules of the store (`set_run`, `scan`, `search`,
+`receiving`, `settling`, `compaction`) are operations on it. It must not wait for the disk: `persist` does the writing,
+and the caller may run that in another thread.
 
-How a write becomes durable: it is entered in the index and in the pending commit at once, so that the next request
-sees it. `seal` closes the pending commit, `persist` writes it, `publish` makes it known. Only then may the writer be
-answered and the change be streamed. One commit is in flight at a time; changes that come meanwhile go into the next,
-which is the group commit. If persisting fails, `settling.abandon` takes back everything that is not durable, and every
-writer that waits gets an error.
+How a write becomes durable: the bucket enters it in the index and in the pending commit at once, so that the next
+request sees it. `seal` closes the pending commit, `persist` writes it, `publish` makes it visible. Only then may the
+node answer the writer and stream the change. One commit is in flight at a time; changes that arrive meanwhile go into
+the next one (group commit). If persisting fails, `settling.abandon` takes back everything that is not durable, and
+every waiting writer gets an error.
 
-Published commits stay in memory, and in the journal, until they are settled into the vbuckets' blocks (`settling`).
-Much of one vbucket that a replica receives becomes blocks at once.
+Published commits stay in memory, and in the journal, until `settling` moves them into the vbuckets' blocks. Large runs
+of a vbucket that a replica receives become blocks at once.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ from headwater.store.vbuckets import (
 )
 
 MakeValue = Callable[[Cas, Seqno], bytes]
-"""A value that names its own write: it is made once the CAS and the seqno are known."""
+"""Makes a value that contains its own CAS or seqno, once these are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreEnvironment:
-    """What a bucket takes from the machine: the time, and random ids for branches of history."""
+    """The clock and the source of vbuuids that a bucket uses."""
 
     now_ns: Callable[[], int]
     new_vbuuid: Callable[[], Vbuuid]
@@ -77,7 +77,7 @@ class StoreEnvironment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """An accepted change. It is durable once the commit of this number is."""
+    """An accepted change. It is durable once the commit with the number `commit` is."""
 
     seqno: Seqno
     cas: Cas
@@ -86,19 +86,19 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenVersion:
-    """The numbers of a version that another node made, which it keeps here."""
+    """The numbers of a version that another node made; this node stores it with the same ones."""
 
     cas: Cas | None
-    """None takes the vbucket's next one."""
+    """`None` takes the vbucket's next CAS."""
     rev_seqno: int
 
 
 class Bucket:
-    """See the module. Opened by `opening.open_bucket`.
+    """One bucket (see the module). `opening.open_bucket` opens it.
 
-    Its methods are what can be done to a bucket; `vbuckets` and `prepares` show what it holds and can't be written to.
-    The rest of what it holds (`engine`, `index`, `numbers`, `undecided`, `pending`, `in_flight`, `young`) is for the
-    modules of the store.
+    Its methods are the operations on a bucket; `vbuckets` and `prepares` are read-only views of its state. The other
+    attributes (`engine`, `index`, `numbers`, `undecided`, `pending`, `in_flight`, `young`) are for the modules of the
+    store.
     """
 
     def __init__(
@@ -127,18 +127,18 @@ class Bucket:
         self.young = YoungCommits()
         """Durable commits that are not settled yet, by number."""
         self.damaged_commits: dict[int, set[int]] = {}
-        """Commits of the journal that are not what was written, and the vbuckets that are stopped for that."""
+        """Damaged commits of the journal, by number, and the vbuckets that each of them stops."""
         self.durable_commit = self.opened_commit = next_commit - 1
         self.written_bytes = 0
         """Bytes of changes made durable since the bucket was opened."""
         self.is_as_found = False
-        """There was no room to store that the bucket is open. The next commit does, and begins the `due_branches`."""
+        """True if a full disk kept the opening from storing that the bucket is open; the next commit stores it."""
         self.due_branches: dict[int, FailoverLog] = {}
-        """The failover logs that vbuckets have with the first commit, each with a branch more than now."""
+        """By vbucket, the failover log that the next commit stores: the current one and a new branch."""
         self.entered_events = 0
         self.entered_prepares = 0
-        """Since this was opened: seqnos that went to events of collections, and to the beginnings and the failures of
-        durable writes. All others are changes of documents."""
+        """Seqnos used since the bucket was opened, for events of collections, and for prepares and aborts of durable
+        writes. All other seqnos are changes of documents."""
         self.was_stopped_in_order = True
         """False if the active vbuckets began a branch when the bucket was opened."""
         self.on_damage: Callable[[VBucketDamaged], None] = lambda error: None
@@ -149,12 +149,12 @@ class Bucket:
         self._columns_of: tuple[Manifest | None, int] = (None, 0)
 
     def max_ttl_s_of(self, collection: Collection) -> int:
-        """The longest life of a document of a collection; 0 for no limit. None in the manifest is the bucket's."""
+        """Return the longest life of a collection's documents; 0 for no limit. By default it is the bucket's."""
         return self.max_ttl_s if collection.max_ttl_s is None else collection.max_ttl_s
 
     @property
     def collection_columns(self) -> tuple[Column, Column]:
-        """For kernels: the ids of the collections, ascending, and the longest life of a document in each, or 0."""
+        """For kernels: the collection ids, ascending, and the longest life of a document in each, 0 for no limit."""
         manifest, max_ttl_s = self._columns_of
         if manifest is not self.manifest or max_ttl_s != self.max_ttl_s:
             by_id = sorted((found.id, self.max_ttl_s_of(found)) for _, found in self.manifest.collections())
@@ -213,8 +213,8 @@ class Bucket:
         return int(self.index.entries[vbucket]) - self.index.live_documents(vbucket)
 
     def changed_after(self, commit: int) -> list[int] | None:
-        """The vbuckets that have changes after a commit was durable. None if that is not known: after more than one
-        commit, and after one that changed more than documents."""
+        """Return the vbuckets that changed in the one durable commit after `commit`. Returns None if that is unknown:
+        after more than one commit, or after one that changed more than documents."""
         newest = self.young.get(self.durable_commit)
         if newest is None or newest.number != commit + 1 or newest.extra or newest.advanced_seqnos or newest.is_part:
             return None
@@ -223,7 +223,7 @@ class Bucket:
     # --- rows of the node -----------------------------------------------------------------------------------------
 
     def put_rows(self, rows: Mapping[bytes, bytes | None]) -> int:
-        """Store rows of the bucket's own table with the next commit; None removes one. Returns the commit's number."""
+        """Store rows in the bucket's own table with the next commit; None removes one. Returns the commit's number."""
         self.pending.extra += [
             DeleteRow(Table.BUCKET, key) if value is None else PutRow(Table.BUCKET, key, value)
             for key, value in rows.items()
@@ -231,24 +231,24 @@ class Bucket:
         return self.pending.number
 
     def stored_row(self, key: bytes) -> bytes | None:
-        """A durable row of the bucket's own table."""
+        """Return a durable row of the bucket's own table."""
         with self.engine.view() as view:
             value = view.get(Table.BUCKET, key)
             return None if value is None else bytes(value)
 
     def stored_rows(self, start: bytes, end: bytes) -> list[bytes]:
-        """The values of the durable rows from one key to another."""
+        """Return the values of the durable rows from `start` on and before `end`."""
         with self.engine.view() as view:
             return [bytes(value) for _, value in view.scan(Table.BUCKET, start, end)]
 
     def join(self, uuid: str) -> None:
-        """Become a part of a cluster's bucket of this uuid: the bucket gives up its own collections."""
+        """Become part of a cluster's bucket, which has this uuid: the bucket gives up its own collections."""
         self.facts = replace(self.facts, uuid=uuid)
         self.manifest = Manifest()
         self.put_rows({BUCKET_FACTS: self.facts.encode(), MANIFEST: self.manifest.encode(with_ids_used=True)})
 
     def scrub(self) -> Scrub:
-        """Begin a pass over all that is stored."""
+        """Begin a scrub, which checks all stored rows."""
         return Scrub(self.engine.unchecked, self.facts.name)
 
     def drop_vbuckets(self) -> None:
@@ -259,15 +259,15 @@ class Bucket:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def find(self, vbucket: int, collection_id: CollectionId, key: bytes) -> Entry | None:
-        """Return the index entry of a document, also of a deleted one; None if there is none."""
+        """Return the index entry of a document, even if it is deleted; None if there is no entry."""
         return self.index.find(vbucket, as_run(encode_collection_id(collection_id) + key))
 
     def read(self, vbucket: int, entry: Entry) -> Document:
-        """The document of an entry."""
+        """Return the document of an index entry."""
         return decode_document(self.read_frame(vbucket, entry).data)
 
     def read_frame(self, vbucket: int, entry: Entry) -> Bytes:
-        """The stored frame of an entry."""
+        """Return the stored frame of an index entry."""
         young = self._young_frame(vbucket, entry)
         if young is not None:
             return young
@@ -278,7 +278,7 @@ class Bucket:
 
     @contextmanager
     def reading(self, vbucket: int) -> Iterator[CheckedView]:
-        """A view to read a vbucket in. Damage that is found there stops the vbucket."""
+        """Open a view to read a vbucket in. Damage found while reading stops the vbucket."""
         try:
             with self.engine.view() as view:
                 yield view
@@ -321,7 +321,7 @@ class Bucket:
         self, vbucket: int, *, collection_id: CollectionId, key: bytes, value: bytes | MakeValue, datatype: Datatype,
         flags: int = 0, expiry: int = 0, is_locked: bool = False, given: GivenVersion | None = None,
     ) -> Written:  # fmt: skip
-        """Store a new version of a document. Whether it may be stored is for the caller to decide."""
+        """Store a new version of a document. The caller has checked that it may be stored."""
         seqno, cas, rev_seqno, supersedes = self._coming_version(vbucket, collection_id, key, given)
         frame = Mutation(
             vbucket=VBucketId(vbucket), cas=cas, datatype=datatype, seqno=seqno, rev_seqno=rev_seqno, flags=flags,
@@ -337,7 +337,7 @@ class Bucket:
     ) -> Written:  # fmt: skip
         """Delete a document, or let it expire. `value` holds the extended attributes that outlive it.
 
-        It is deleted now, unless it was elsewhere, at another time.
+        `delete_time` is given if another node deleted the document; the default is now.
         """
         seqno, cas, rev_seqno, supersedes = self._coming_version(vbucket, collection_id, key, given)
         kind = Expiration if expired else Deletion
@@ -347,13 +347,13 @@ class Bucket:
             key=key, value=value if isinstance(value, bytes) else value(cas, seqno),
         )  # fmt: skip
         written = self._enter_change(vbucket, frame, supersedes, is_deleted=True)
-        # An expiration leaves one revision more behind, as real servers have it.
+        # An expiration raises the remembered revision by one more, as in real servers.
         deleted_rev = rev_seqno + 1 if expired else rev_seqno
         raise_to(self.numbers.deleted_revs, vbucket, deleted_rev)
         return written
 
     def set_locked(self, vbucket: int, collection_id: CollectionId, key: bytes, entry: Entry, *, locked: bool) -> None:
-        """Mark a document as locked, so that fast paths leave it alone. A lock is never stored."""
+        """Set or clear the lock of a document, which makes fast paths leave it alone. A lock is never stored."""
         encoded = as_run(encode_collection_id(collection_id) + key)
         self.index.put(vbucket, encoded, replace(entry, is_locked=locked))
 
@@ -364,9 +364,9 @@ class Bucket:
     def _coming_version(
         self, vbucket: int, collection_id: CollectionId, key: bytes, given: GivenVersion | None = None
     ) -> tuple[Seqno, Cas, int, bool]:
-        """The numbers that a new version will have, and whether there is an older one.
+        """Return the numbers that a new version will have, and whether there is an older version.
 
-        None of them is taken yet, because making the value or the frame may fail.
+        The numbers are not taken yet, because making the value or the frame may fail.
         """
         entry = self.find(vbucket, collection_id, key)
         previous = entry.rev_seqno if entry is not None else int(self.numbers.deleted_revs[vbucket])
@@ -383,7 +383,7 @@ class Bucket:
         self, vbucket: int, change: Mutation | Deletion | Expiration, supersedes: bool, *, expiry: int = 0,
         is_deleted: bool = False, is_locked: bool = False,
     ) -> Written:  # fmt: skip
-        """Store a change that has its numbers, and make it the newest version of its document."""
+        """Store a change whose numbers are set, and make it the newest version of its document."""
         self._append(vbucket, change.encode(), change.seqno, change.cas)
         self.numbers.superseded[vbucket] += supersedes
         entry = Entry(
@@ -397,13 +397,13 @@ class Bucket:
     def _append(self, vbucket: int, frame: bytes, seqno: Seqno, cas: int) -> None:
         self.pending.append(vbucket, frame)
         self.numbers.high_seqnos[vbucket] = seqno
-        # A commit has the CAS of its prepare, and others may have been given since.
+        # A commit has the CAS of its prepare; higher ones may have been given since.
         raise_to(self.numbers.max_cas, vbucket, cas)
 
     def index_changes(self, vbucket: int, run: Bytes, *, documents: int, commit: int, expected: int = 0) -> None:
-        """Enter a run of changes in the index, and in the numbers that go with it. At most so many are of documents.
+        """Enter a run of changes, of which at most `documents` are of documents, in the index and the numbers.
 
-        `expected` is how many there may be with those that follow.
+        `expected` is how many there may be with those of the runs that follow.
         """
         index, numbers = self.index, self.numbers
         index.make_room(vbucket, documents, expected=expected)
@@ -420,12 +420,12 @@ class Bucket:
         self, vbucket: int, *, collection_id: CollectionId, key: bytes, value: bytes | MakeValue, datatype: Datatype,
         level: DurabilityLevel, flags: int = 0, expiry: int = 0, is_removal: bool = False,
     ) -> PendingPrepare:  # fmt: skip
-        """Begin a durable write. Whether it may begin is for the caller to decide."""
+        """Begin a durable write. The caller has checked that it may begin."""
         assert self.prepares.find(vbucket, collection_id, key) is None, "a key has one durable write at a time"
         seqno, cas, rev_seqno, _ = self._coming_version(vbucket, collection_id, key)
         prepare = Prepare(
             vbucket=VBucketId(vbucket), cas=cas, datatype=datatype, seqno=seqno, rev_seqno=rev_seqno, flags=flags,
-            # As in real servers, a removal has the time of the deletion here: all copies are to have the same.
+            # As in real servers, a removal has its deletion time here, so that all copies store the same time.
             expiry=self.environment.now_s() if is_removal else expiry,
             deleted=int(is_removal), durability=level, collection_id=collection_id, key=key,
             value=value if isinstance(value, bytes) else value(cas, seqno),
@@ -434,11 +434,11 @@ class Bucket:
         return self.enter_prepare(prepare)
 
     def enter_prepare(self, prepare: Prepare) -> PendingPrepare:
-        """Store a prepare that has its numbers: one that begins here, or one that was received."""
+        """Store a prepare whose numbers are set: one that begins here, or one that was received."""
         assert prepare.collection_id is not None
         vbucket, frame = prepare.vbucket, replace(prepare, opaque=0, frame_infos=()).encode()
         self._append(vbucket, frame, prepare.seqno, prepare.cas)
-        # It will be of no use once it is decided, and that is soon.
+        # Counted as superseded already, because it is useless once it is decided, which is soon.
         self.numbers.superseded[vbucket] += 1
         pending = PendingPrepare(
             vbucket=vbucket, seqno=prepare.seqno, cas=prepare.cas, collection_id=prepare.collection_id,
@@ -448,7 +448,7 @@ class Bucket:
         return pending
 
     def commit_prepare(self, pending: PendingPrepare, *, seqno: Seqno | None = None) -> Written:
-        """Make a prepare the newest version of its document, at a new seqno or at the one that was received."""
+        """Make a prepare the newest version of its document, at the seqno that was received, or at a new one."""
         vbucket, prepare = pending.vbucket, decode_prepare(pending.frame)
         assert prepare.collection_id is not None
         if seqno is None:
@@ -469,7 +469,7 @@ class Bucket:
         return written
 
     def abort_prepare(self, pending: PendingPrepare) -> int:
-        """Give up a prepare. Returns the commit that makes this durable."""
+        """Abort a prepare. Returns the number of the commit that makes the abort durable."""
         abort = Abort(
             vbucket=pending.vbucket, prepared_seqno=pending.seqno, abort_seqno=self._coming_seqno(pending.vbucket),
             collection_id=pending.collection_id, key=pending.key,
@@ -479,7 +479,7 @@ class Bucket:
         return self.pending.number
 
     def enter_abort(self, abort: Abort) -> None:
-        """Store an abort that has its numbers, and end its prepare, which may be missing: it was compacted away."""
+        """Store an abort whose numbers are set, and end its prepare, unless that was compacted away."""
         assert abort.collection_id is not None
         vbucket = abort.vbucket
         cas = abort.cas or self.numbers.coming_cas(vbucket, self.environment.now_ns())
@@ -493,13 +493,13 @@ class Bucket:
             self.undecided.remove(pending)
 
     def forget_damaged_commits(self, vbuckets: Iterable[int]) -> list[Change]:
-        """Nothing is left of these vbuckets. Returns what removes the damaged commits that stop no other."""
+        """Forget these emptied vbuckets. Returns the deletions of damaged commits that stop no other vbucket."""
         gone, damaged = set(vbuckets), self.damaged_commits
         self.damaged_commits = {number: stopped - gone for number, stopped in damaged.items() if stopped - gone}
         return [DeleteRow(Table.JOURNAL, commit_key(number)) for number in damaged.keys() - self.damaged_commits.keys()]
 
     def forget_vbucket(self, vbucket: int) -> None:
-        """Drop all that is in memory of a vbucket but its facts: it is removed, emptied or about to be loaded."""
+        """Drop everything in memory of a vbucket but its facts: it is removed, emptied or about to be loaded."""
         self.numbers.reset_numbers(vbucket)
         self.index.clear(vbucket)
         self.undecided.clear(vbucket)
@@ -508,9 +508,9 @@ class Bucket:
     # --- the states of vbuckets -----------------------------------------------------------------------------------
 
     def set_vbucket_state(self, vbucket: int, state: VBucketState) -> int:
-        """Give a vbucket a state, making it where it does not exist. Returns the commit that makes it durable.
+        """Set the state of a vbucket, which is made if it does not exist. Returns the commit that makes it durable.
 
-        One that becomes active begins a new branch of history: another copy may have gone on from its seqno.
+        One that becomes active begins a new branch of history: another copy may hold other changes after its seqno.
         """
         if not 0 <= vbucket < len(self.numbers):
             raise LocalProtocolError(f"vbucket {vbucket} is beyond the bucket's {len(self.numbers)}")
@@ -531,10 +531,10 @@ class Bucket:
         return self.pending.number
 
     def _promoted(self, vbucket: int, facts: VBucketFacts) -> VBucketFacts:
-        """Make a copy the active one. Returns what is stored of it then.
+        """Make a copy the active one. Returns its new facts.
 
-        The branch begins at the high seqno if the snapshot that was being received is complete. If it is not, this copy
-        holds a state that never was, and consumers that have the same half of it must go back to where it began.
+        The branch begins at the high seqno if the snapshot being received is complete. If not, this copy holds a state
+        that never was, and consumers with the same half of the snapshot must roll back to where it began.
         """
         high = Seqno(int(self.numbers.high_seqnos[vbucket]))
         is_inside_snapshot = facts.snapshot_start_seqno <= high < facts.snapshot_end_seqno
@@ -542,8 +542,8 @@ class Bucket:
         log = facts.failover_log.branch(self.environment.new_vbuuid(), at_seqno=branch_seqno)
         history_start = Seqno(min(facts.history_start_seqno, high))
         self._reconcile_collections(vbucket)
-        # The copy that was active before may have committed these, and reported so, without this one having received
-        # it. The writers of those that it has not committed have no answer yet, or an ambiguous one.
+        # The copy that was active before may have committed these and answered their writers before this one received
+        # the commits. The writers of the others have no answer yet, or an ambiguous one.
         for pending in self.prepares.of(vbucket):
             if self.manifest.collection_by_id(pending.collection_id) is None:
                 self.abort_prepare(pending)
@@ -552,12 +552,12 @@ class Bucket:
         return replace(facts, state=VBucketState.ACTIVE, failover_log=log, history_start_seqno=history_start)
 
     def _demoted(self, vbucket: int, facts: VBucketFacts, state: VBucketState) -> VBucketFacts:
-        """What is stored of a vbucket that is not to be active.
+        """Return the facts of a vbucket that gets another state than active.
 
-        What an active one has written is complete as it is. A dead one is not taken for complete: if it was active,
-        this was noted when it died, and if it was pending, it may have half of a snapshot.
+        What an active vbucket wrote is complete. A dead one may not be: if it was active, its facts have said so since
+        it died; if it was pending, it may have half of a snapshot.
 
-        Only an active one has a chain of copies, or a pending one, which was given the chain for when it is active.
+        Only active vbuckets have a chain of copies, and pending ones, which get it for the time when they are active.
         """
         facts = replace(facts, state=state, topology=facts.topology if state == VBucketState.PENDING else None)
         if self.numbers.states[vbucket] == VBucketState.ACTIVE:
@@ -568,7 +568,7 @@ class Bucket:
     # --- collections ----------------------------------------------------------------------------------------------
 
     def set_manifest(self, manifest: Manifest) -> int:
-        """Take a newer manifest: every active vbucket gets the difference as system events."""
+        """Adopt a newer manifest: every active vbucket gets the difference as system events."""
         events = self.manifest.events_to(manifest)
         self.manifest = manifest
         for vbucket in np.flatnonzero(self.numbers.states == VBucketState.ACTIVE).tolist():
@@ -580,7 +580,7 @@ class Bucket:
         self._enter_events(vbucket, Manifest().events_to(self.manifest))
 
     def vbucket_manifest(self, vbucket: int) -> Manifest:
-        """The manifest that the events of a vbucket add up to, those included that are not durable yet."""
+        """Return the manifest that the events of a vbucket add up to, including events that are not durable yet."""
         return manifest_of_runs(self._accepted_runs(vbucket))
 
     def _accepted_runs(self, vbucket: int) -> Iterator[Bytes]:
@@ -589,7 +589,7 @@ class Bucket:
         return chain(self.runs(vbucket), in_flight, self.pending.runs(vbucket))
 
     def _reconcile_collections(self, vbucket: int) -> None:
-        """A copy learns of collections by its stream, the bucket by the cluster. The one behind catches up."""
+        """A copy learns of collections from its stream, the bucket from the cluster. Update the older of the two."""
         if self.numbers.manifest_uids[vbucket] == self.manifest.uid:
             # Only the last event of a manifest carries its uid, so the vbucket has all of it.
             return
@@ -600,7 +600,7 @@ class Bucket:
             self._enter_events(vbucket, known.events_to(self.manifest))
 
     def _enter_events(self, vbucket: int, events: list[Event]) -> None:
-        """Enter the last events up to the bucket's manifest."""
+        """Enter the events that bring a vbucket up to the bucket's manifest."""
         self.entered_events += len(events)
         for event in events:
             frame = stored_event(event, vbucket, self.numbers.next_seqno(vbucket))
@@ -611,13 +611,13 @@ class Bucket:
         self.numbers.manifest_uids[vbucket] = self.manifest.uid
 
     def enter_again(self, vbucket: int, events: Iterable[SystemEvent]) -> None:
-        """Enter system events that a rollback has taken, at new seqnos."""
+        """Enter system events that a rollback has removed, at new seqnos."""
         for event in events:
             self.entered_events += 1
             self.pending.append(vbucket, replace(event, seqno=self.numbers.next_seqno(vbucket)).encode())
 
     def flush_collection(self, vbucket: int, collection_id: CollectionId, seqno: Seqno) -> None:
-        """The event of this seqno voids what the collection held. Compaction drops it, as it does superseded changes.
+        """Void what a collection held before the flush event at `seqno`. Compaction drops it like superseded changes.
 
         So a rollback to before the flush can't be exact, and starts again from 0.
         """
@@ -645,12 +645,12 @@ class Bucket:
         return visible
 
     def commit_of_seqno(self, vbucket: int, seqno: Seqno) -> int:
-        """The number of the commit that makes a change durable which is not yet."""
+        """Return the number of the commit that makes a change durable. The change is not durable yet."""
         is_pending = self.in_flight is None or self.pending.find(vbucket, seqno) is not None
         return self.pending.number if is_pending or self.in_flight is None else self.in_flight.number
 
     def seal(self) -> GroupCommit | None:
-        """Close the pending commit and begin the next; None where there is nothing to commit or one is in flight."""
+        """Close the pending commit and begin the next. Returns None if nothing is pending or a commit is in flight."""
         if self.pending.is_empty or self.in_flight is not None:
             return None
         self.in_flight = self._sealed()
@@ -658,10 +658,10 @@ class Bucket:
         return self.in_flight
 
     def _sealed(self) -> GroupCommit:
-        """The pending commit, closed.
+        """Close the pending commit.
 
-        What it has of a vbucket that is received here becomes blocks at once if it is much, and all before it is in
-        blocks. What is written to an active one is streamed from memory, so it is young first.
+        A large run of a vbucket that is received here becomes blocks at once, if all changes before it are in blocks.
+        Changes of an active vbucket are streamed from memory, so they stay young first.
         """
         self.begin_due_branches()
         commit = self.pending.seal()
@@ -673,15 +673,15 @@ class Bucket:
         return commit.with_blocks(at_once) if at_once else commit
 
     def begin_due_branches(self) -> None:
-        """Have the next commit begin the branches that the opening of the bucket could not store."""
+        """Add to the pending commit the branches that could not be stored when the bucket was opened."""
         for vbucket, log in self.due_branches.items():
             facts = self.numbers.facts[vbucket]
-            # One that was removed since, or has begun another branch, needs none.
+            # A vbucket that was removed since, or has begun another branch, needs none.
             if facts is not None and log.entries[1:2] == (facts.failover_log.newest,):
                 self.set_vbucket_facts(vbucket, replace(facts, failover_log=log))
 
     def persist(self, commit: GroupCommit) -> None:
-        """Write a commit. Touches the engine and the commit only, so that it may run beside everything else."""
+        """Write a commit, perhaps in another thread: uses only the engine, the commit and what the opening left due."""
         changes: list[Change] = [*commit.extra, *commit.block_rows()]
         young = commit.young or commit
         if len(young.data):
@@ -692,7 +692,7 @@ class Bucket:
         self.is_as_found, self.due_branches = False, {}
 
     def publish(self, commit: GroupCommit) -> None:
-        """Make the commit in flight visible: it is durable."""
+        """Make the commit in flight visible, now that it is durable."""
         assert commit is self.in_flight
         self.in_flight = None
         self.durable_commit = commit.number
@@ -708,7 +708,7 @@ class Bucket:
             raise_to(numbers.durable_seqnos, vbucket, seqno)
 
     def commit_now(self) -> None:
-        """Make what is pending durable at once, for callers that can wait. If that fails, it is still pending.
+        """Make pending changes durable now, for callers that can wait. If that fails, they stay pending.
 
         Does nothing while a commit is in flight.
         """
@@ -725,10 +725,10 @@ class Bucket:
     def runs(
         self, vbucket: int, *, after_seqno: int = 0, needed: Column | None = None, wanted: Column | None = None
     ) -> Iterator[Bytes]:
-        """The durable changes of a vbucket after a seqno, oldest first, as runs that are valid until the next one.
+        """Yield the durable changes of a vbucket after a seqno, oldest first, as runs. Each is valid until the next.
 
         `needed` are seqnos, ascending: blocks that hold none of them, and no system event, may be left out. `wanted`
-        are ids of collections: changes of others may be left out.
+        are collection ids: changes of other collections may be left out.
         """
         reached = after_seqno
         young = self.young.of(vbucket, after_seqno=after_seqno)
@@ -750,9 +750,9 @@ class Bucket:
                 yield run[start:]
 
     def is_young(self, vbucket: int, *, from_seqno: int) -> bool:
-        """Whether the changes from a seqno on are all in commits that are still in memory.
+        """Whether all changes from a seqno on are in commits that are still in memory.
 
-        What was read back when the bucket was opened comes from disk.
+        Commits that were read back when the bucket was opened do not count: they come from disk.
         """
         commits = self.young.of(vbucket, after_seqno=from_seqno - 1)
         if not commits or commits[0].number <= self.opened_commit:

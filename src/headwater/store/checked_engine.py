@@ -1,11 +1,11 @@
-"""The engine as the rest of the store sees it: rows get a checksum when they are written, which is checked when read.
+"""The engine as the rest of the store sees it: it adds a checksum to every row on write, and checks it on read.
 
 A bucket opens its engine through this (`CheckedEngine.over`), so no other module of the store can write a row without
-its checksum, or read one that the disk has changed: that raises `VBucketDamaged` for what belongs to a vbucket, and
-`DataDamaged` for what belongs to the bucket. How rows end is in `checksums`.
+its checksum, or read a row that the disk has changed. Reading such a row raises `VBucketDamaged` if it belongs to a
+vbucket, and `DataDamaged` if it belongs to the bucket. `checksums` defines how rows end.
 
-The one row that is stored as it is given is that of the bucket's facts. Its checksum is a member of its JSON, so that a
-program of any version can read the format from it, and refuse the data with the right reason.
+Only the row of the bucket's facts is stored unchanged. Its checksum is a member of its JSON, so that a program of any
+version can read the format from it, and refuse the data with the right reason.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CheckedEngine:
 
     @classmethod
     def over(cls, engine: Engine, bucket: str) -> CheckedEngine:
-        """The engine with checksums; itself, where it has them already."""
+        """Return the engine with checksums; the engine itself if it has them already."""
         return engine if isinstance(engine, CheckedEngine) else cls(engine, bucket)
 
     @property
@@ -85,7 +85,7 @@ class CheckedEngine:
 
 
 def sealed(row: PutRow) -> PutRow:
-    """A row with its checksum."""
+    """Return a row with its checksum."""
     if row.table is Table.BUCKET and row.key == BUCKET_FACTS:
         return row
     seed = row_seed(row.table.value, row.key)
@@ -98,15 +98,15 @@ def sealed(row: PutRow) -> PutRow:
 
 
 KNOWN_BLOCKS_MAX = 32 * 1024
-"""Blocks of which it is known what their pieces hold: at most some 20 MB. Beyond that all are forgotten, and found
-again as they are read."""
+"""Limit for the blocks in `KnownPieces`, some 20 MB. When it is reached, all are forgotten, and entered again as they
+are read."""
 
 
 class KnownPieces:
-    """What the pieces of blocks hold (`checksums.piece_bits`), of those blocks that streams of some collections have
-    read. So the next stream of a collection reads only pieces that have changes of it.
+    """What the pieces of blocks hold (`checksums.piece_bits`), for blocks that streams of some collections have read.
+    The next stream of a collection then reads only pieces that have changes of it.
 
-    A block is known by its key and the checksum of its directory. A vbucket that gets another history is forgotten.
+    A block is identified by its key and its directory's checksum. A vbucket that gets another history is forgotten.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class KnownPieces:
         return found[1] if found is not None and found[0] == row[-CHECKSUM_BYTES:].tobytes() else None
 
     def enter(self, vbucket: int, key: bytes, row: Bytes, directory: int) -> None:
-        """Look at a block that has been checked."""
+        """Remember what the pieces of a block hold. The block has been checked."""
         if self._blocks >= KNOWN_BLOCKS_MAX:
             self._found, self._blocks = {}, 0
         self._found.setdefault(vbucket, {})[key] = row[-CHECKSUM_BYTES:].tobytes(), piece_bits(row, directory)
@@ -148,22 +148,22 @@ class CheckedView:
         return None if found is None else (found[0], self._checked(table, *found))
 
     def journal(self) -> Iterator[tuple[bytes, memoryview, bool]]:
-        """The rows of the journal: the key, the commit, and whether it is as it was written."""
+        """Yield the rows of the journal: the key, the commit, and whether the row is as it was written."""
         for key, row in self._view.scan(Table.JOURNAL, FIRST, LAST):
             value = checked_value(Table.JOURNAL, key, row)
             yield key, row[:-CHECKSUM_BYTES] if value is None else value, value is not None
 
     def sizes(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, int]]:
-        """The keys of rows and how long those are: for what removes or counts them, damaged or not."""
+        """Yield the keys and lengths of rows, for callers that remove or count them, damaged or not."""
         return ((key, len(row)) for key, row in self._view.scan(table, start, end))
 
     def last_size_before(self, table: Table, end: bytes) -> tuple[bytes, int] | None:
-        """The key and the length of the last row before a key."""
+        """Return the key and the length of the last row before a key."""
         found = self._view.last_before(table, end)
         return None if found is None else (found[0], len(found[1]))
 
     def frame(self, vbucket: int, seqno: int) -> Bytes | None:
-        """The frame of a seqno, if a block holds it. Only the piece of the block that it lies in is checked."""
+        """Return the frame of a seqno, or None if no block has it. Checks only the piece of the block that has it."""
         for key, value in self._view.scan(Table.BLOCKS, *blocks_of(vbucket, from_seqno=seqno)):
             row = read_only(as_run(value))
             start, end = find_frame(row, u32(row_seed(Table.BLOCKS.value, key)), u64(seqno))
@@ -182,12 +182,12 @@ class CheckedView:
         wanted: Column | None = None,
         known: KnownPieces | None = None,
     ) -> Iterator[tuple[int, Bytes]]:
-        """The blocks of a vbucket that have changes behind a seqno: the last seqno of each, and its frames, which may
-        begin with some up to that seqno. What lies before those is not checked again: a stream comes here often.
+        """Yield the blocks of a vbucket that have changes after a seqno: the last seqno of each, and its frames,
+        which may begin with some up to that seqno. Earlier pieces are not checked, because streams call this often.
 
-        With `needed`, seqnos in their order, blocks that hold none of them are passed over, except those that begin
-        before `needed_upto`. With `wanted`, ids of collections, pieces are passed over that are known to hold neither
-        of these nor system events, so that a block may come in several parts, or not at all.
+        `needed` are seqnos, ascending: blocks that hold none of them are skipped, except those that begin before
+        `needed_upto`. `wanted` are collection ids: pieces known to hold neither these nor system events are skipped,
+        so a block may come in several parts, or not at all.
         """
         passed = after_seqno
         bits_wanted = 0 if wanted is None else bits_of(wanted)
@@ -216,7 +216,7 @@ class CheckedView:
                     yield block_last_seqno(key), row[start:end]
 
     def fronts(self, vbucket: int) -> Iterator[tuple[bytes, Bytes, int]]:
-        """For each block of a vbucket: its key, its first changes, which are checked, and the length of all."""
+        """For each block of a vbucket, yield its key, its first changes, which are checked, and the length of all."""
         for key, value in self._view.scan(Table.BLOCKS, *blocks_of(vbucket)):
             row = read_only(as_run(value))
             front, size = check_front(row, u32(row_seed(Table.BLOCKS.value, key)))
@@ -258,7 +258,7 @@ def damage(bucket: str, table: Table, key: bytes) -> DataDamaged:
 
 
 def row_name(table: Table, key: bytes) -> str:
-    """A row as a person would call it."""
+    """Return the name of a row for a message."""
     if table is Table.BLOCKS:
         return f"vbucket {vbucket_of_block(key)}, the block of changes up to seqno {block_last_seqno(key)},"
     if table is Table.VBUCKETS:
@@ -267,9 +267,9 @@ def row_name(table: Table, key: bytes) -> str:
 
 
 # --- scrubbing -----------------------------------------------------------------------------------------------------
-# A node scrubs its buckets slowly while it runs (`node/commit_loop.py`), and `headwater check` the data of a stopped
-# one. Both go through all rows of all tables in steps, each in a view of its own: a view that stays open would keep the
-# engine from using again what has been freed since.
+# A node scrubs its buckets slowly while it runs (`node/commit_loop.py`), and `headwater check` scrubs the data of a
+# stopped one. Both read all rows of all tables in steps, each in its own view: a view that stays open would keep the
+# engine from reusing space that was freed since.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,13 +279,13 @@ class Finding:
     table: Table
     key: bytes
     seqnos: tuple[int, int] | None
-    """The first and the last change of a block, as far as they can still be seen."""
+    """The first and the last seqno of a block, as far as they can still be read."""
     error: DataDamaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scrubbed:
-    """The last pass of a running node that came to its end."""
+    """The last complete pass of a running node."""
 
     passes: int = 0
     completed_ns: int = 0
@@ -310,7 +310,7 @@ class Scrub:
         return not self._tables
 
     def step(self, bytes_max: int) -> list[Finding]:
-        """Check rows until so many bytes are read, or the table ends. Returns those that are damaged."""
+        """Check rows until `bytes_max` bytes are read or the table ends. Returns the damaged ones."""
         table, until = self._tables[0], self.read_bytes + bytes_max
         found: list[Finding] = []
         with self._engine.view() as view:
@@ -330,7 +330,7 @@ class Scrub:
 
 
 def _is_sound_row(table: Table, key: bytes, row: memoryview) -> bool:
-    """Whether a row is what was written, and what was written can be read."""
+    """Whether a row is as it was written, and can be decoded."""
     value = checked_value(table, key, row)
     if value is None:
         return False

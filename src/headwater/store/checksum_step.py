@@ -1,4 +1,4 @@
-"""One step of CRC32C as the processor's own instruction, where it has one; imported when `checksums` is compiled."""
+"""One step of CRC32C with the processor's instruction, if it has one; imported when `checksums` is compiled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headwater.store.checksums import step_by_tables
 
 
 def _instruction() -> tuple[str, int] | None:
-    """The instruction for eight bytes, as LLVM names it, and the width of its checksum; None where there is none."""
+    """Return LLVM's name of the instruction for eight bytes, and the width of its checksum; None if there is none."""
     if numba.config.CPU_NAME or numba.config.CPU_FEATURES:
         return None  # Kernels are compiled for another processor than this one.
     features, machine = llvmlite.binding.get_host_cpu_features(), platform.machine().lower()

@@ -1,20 +1,18 @@
-"""CRC32C over stored rows: how a row is closed with its checksum when it is written, and checked when it is read.
+"""CRC32C over stored rows: these kernels add a checksum to a row on write, and check it on read.
 
-The store writes through these kernels and reads through them, so that what the disk has changed is found before it is
-used. Every row ends in a checksum. The table and the key of the row begin it (`row_seed`): a row that lies in the wrong
-place is damage, too.
+All writes and reads of the store go through them, so that data the disk has changed is found before it is used. Every
+row ends in a checksum, which also covers its table and key (`row_seed`): a row in the wrong place counts as damage.
 
-A block is large, and a get needs one frame of it. So a block is divided into pieces of whole frames, each a little
-longer than `PIECE_BYTES`, with a checksum of its own, and ends in a directory of them (big-endian):
+A block is large, and a get needs only one frame of it. So a block is divided into pieces of whole frames, each a
+little longer than `PIECE_BYTES` and with its own checksum, and ends in a directory of the pieces (big-endian):
 
     the frames | for each piece: last seqno, 8 bytes; where it ends, 4; its CRC32C, 4 | pieces, 4 | CRC32C, 4
 
-The last checksum covers the directory. A get finds the piece of a seqno in the directory, and checks and walks that
-piece alone (`find_frame`); streams and scans check all pieces that they read (`check_block`). Nothing that was checked
-is remembered: the engine maps its file, and the system may drop a page and read it from the disk again at any time.
+The last checksum covers the directory. A get finds the piece of a seqno in the directory, and checks and walks only
+that piece (`find_frame`); streams and scans check all pieces that they read (`check_block`). Every read checks again:
+the engine maps its file, and the system may drop a page and read it from the disk again at any time.
 
-The processor has an instruction for CRC32C. It waits three cycles for its own result, so that three pieces are computed
-side by side in the time of one.
+The processor's CRC32C instruction takes three cycles, so the kernels compute three pieces side by side in that time.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ ENTRY_BYTES = 16
 """Length of a piece's entry in the directory of a block."""
 BLOCK_END_BYTES = 8
 _EVENT_BIT = 31
-"""Of the word that says what a piece holds. The bits below are for collections, by their ids modulo this number."""
+"""The bit for system events in the word that says what a piece holds. The bits below are for collections, id % 31."""
 _GAP_PIECES = 3
 ABSENT, DAMAGED = -1, -2
 """What `find_frame` returns in place of a position."""
@@ -98,7 +96,7 @@ _step: Any = Intrinsic("headwater.store.checksum_step", "step")
 
 @kernel_part
 def _finish(array: Bytes, at: int, end: int, crc: int) -> int:
-    """The checksum over what is left from `at` on, after one over what is before."""
+    """Continue the checksum `crc` over the bytes from `at` to `end`."""
     while at + 8 <= end:
         crc = _step(array, at, crc)
         at += 8
@@ -109,11 +107,11 @@ def _finish(array: Bytes, at: int, end: int, crc: int) -> int:
 
 
 _ONES: Any = np.uint32(0xFFFFFFFF)
-"""A checksum begins with all bits set, and is given out inverted."""
+"""A checksum starts with all bits set, and is inverted at the end."""
 
 
 _KEPT_SEEDS = 16 * 1024
-"""Streams come to the same blocks again and again."""
+"""The seeds that are cached, because streams read the same blocks again and again."""
 
 
 # --- whole rows ---------------------------------------------------------------------------------------------------
@@ -121,18 +119,18 @@ _KEPT_SEEDS = 16 * 1024
 
 @kernel
 def crc32c(data: AnyBytes, seed: UInt32) -> int:
-    """The checksum of some bytes behind others whose checksum is `seed`, 0 for none."""
+    """Return the checksum of `data`, continuing `seed`: the checksum of the bytes before it, or 0 for none."""
     return int(_finish(data, i64(0), i64(len(data)), u32(seed) ^ _ONES) ^ _ONES)
 
 
 @lru_cache(_KEPT_SEEDS)
 def row_seed(table: bytes, key: bytes) -> int:
-    """The checksum that a row's own goes on from."""
+    """Return the checksum of a row's table and key, which the row's own checksum continues."""
     return int(crc32c(np.frombuffer(table + b"\0" + key, dtype=np.uint8), u32(0)))
 
 
 def seal_row(value: bytes | memoryview, seed: int) -> Bytes:
-    """A value as the row of any table but that of the blocks."""
+    """Return a value as the row of any table but that of the blocks."""
     row = np.empty(len(value) + CHECKSUM_BYTES, dtype=np.uint8)
     row[:-CHECKSUM_BYTES] = np.frombuffer(value, dtype=np.uint8)
     close_row(row, seed)
@@ -140,13 +138,13 @@ def seal_row(value: bytes | memoryview, seed: int) -> Bytes:
 
 
 def close_row(row: Bytes, seed: int) -> None:
-    """Write the checksum of a row into its last bytes, which are room for it."""
+    """Write the checksum of a row into its last bytes, which are reserved for it."""
     crc = int(crc32c(row[:-CHECKSUM_BYTES], u32(seed)))
     row[-CHECKSUM_BYTES:] = np.frombuffer(crc.to_bytes(CHECKSUM_BYTES), dtype=np.uint8)
 
 
 def open_row(row: memoryview, seed: int) -> memoryview | None:
-    """The value of a row that was sealed; None where it is not as it was written."""
+    """Return the value of a sealed row; None if the row is not as it was written."""
     if len(row) < CHECKSUM_BYTES:
         return None
     value = row[:-CHECKSUM_BYTES]
@@ -158,14 +156,14 @@ def open_row(row: memoryview, seed: int) -> memoryview | None:
 
 
 def seal_block(run: Bytes, seed: int) -> Bytes:
-    """A run as the row of a block."""
+    """Return a run as the row of a block."""
     row = np.empty(len(run) + (len(run) // PIECE_BYTES + 1) * ENTRY_BYTES + BLOCK_END_BYTES, dtype=np.uint8)
     return row[: _seal_block(run, u32(seed), row)]
 
 
 @kernel
 def _seal_block(run: AnyBytes, seed: UInt32, row: Bytes) -> int:
-    """Write a run with its directory. Returns where the row ends. What is no frame must not lead out of the run."""
+    """Write a run with its directory. Returns where the row ends. Bytes that are no frame must not lead beyond it."""
     start = i64(0)
     at = i64(0)
     last = u64(0)
@@ -208,7 +206,7 @@ def piece_start(row: Bytes, directory: int, piece: int) -> int:
 
 @inlined_part
 def first_piece(row: Bytes, directory: int, pieces: int, seqno: int) -> int:
-    """The first piece that ends at a seqno or behind it; as many as there are where none does."""
+    """Return the first piece that ends at or after a seqno; `pieces` if there is none."""
     low: int = i64(0)
     high = i64(pieces)
     while low < high:
@@ -222,9 +220,9 @@ def first_piece(row: Bytes, directory: int, pieces: int, seqno: int) -> int:
 
 @kernel
 def check_block(row: AnyBytes, seed: UInt32, after_seqno: UInt64) -> tuple[int, int]:
-    """Where the frames of a block's row start and end, without pieces that hold nothing behind a seqno.
+    """Return where the frames of a block's row start and end, without pieces that hold nothing after a seqno.
 
-    -1 twice where any of these, or the directory, is not as it was written.
+    Returns -1 twice if any of the other pieces, or the directory, is not as it was written.
     """
     directory = _directory(row, seed)
     if directory < 0:
@@ -238,7 +236,7 @@ def check_block(row: AnyBytes, seed: UInt32, after_seqno: UInt64) -> tuple[int, 
 
 @kernel_part
 def _are_sound(row: Bytes, directory: int, piece: int, pieces: int) -> bool:
-    """Whether the pieces from one up to another are as they were written."""
+    """Whether the pieces from `piece` on, before `pieces`, are as they were written."""
     while piece + 3 <= pieces:
         entry = directory + piece * ENTRY_BYTES
         first = piece_start(row, directory, piece)
@@ -267,12 +265,12 @@ def _are_sound(row: Bytes, directory: int, piece: int, pieces: int) -> bool:
 
 # --- which pieces have changes of a collection ----------------------------------------------------------------------
 #
-# A stream of one collection needs few pieces of a block, if the collection is small. What a piece holds is one word:
-# a bit for each collection, which several may share, and one for system events, which all streams have to see.
+# A stream of one small collection needs only few pieces of a block. One word says what a piece holds: a bit for each
+# collection, which several may share, and one for system events, which all streams must see.
 
 
 def bits_of(collections: Column) -> int:
-    """The bits of the pieces that a stream of these collections has to read."""
+    """Return the bits of the pieces that a stream of these collections has to read."""
     bits = 1 << _EVENT_BIT
     for number in collections.tolist():
         bits |= 1 << number % _EVENT_BIT
@@ -280,7 +278,7 @@ def bits_of(collections: Column) -> int:
 
 
 def piece_bits(row: Bytes, directory: int) -> Column:
-    """What each piece of a block holds, all of which have been checked."""
+    """Return what each piece of a block holds. All pieces have been checked."""
     bits = np.zeros((len(row) - BLOCK_END_BYTES - directory) // ENTRY_BYTES, dtype=np.uint32)
     _find_bits(row, directory, bits)
     return bits
@@ -305,10 +303,10 @@ def _find_bits(row: AnyBytes, directory: int, bits: UInt32s) -> None:
 def check_wanted(
     row: AnyBytes, seed: UInt32, after_seqno: UInt64, piece: int, bits: UInt32s, wanted: int
 ) -> tuple[int, int, int]:
-    """The next frames of a block, from a piece on, that hold what is wanted: where they start and end, and the piece
-    behind them. -1 where any of these, or the directory, is not as it was written; the same twice where none is left.
+    """Find the next pieces of a block, from `piece` on, that hold what is wanted. Returns where they start and end, and
+    the piece after them; -1 if any of these, or the directory, is damaged; the same position twice if none is left.
 
-    Short gaps are read: to begin again takes as long.
+    Short gaps are read, because starting again takes as long.
     """
     directory = _directory(row, seed)
     if directory < 0:
@@ -337,9 +335,9 @@ def is_piece_sound(row: Bytes, directory: int, piece: int) -> bool:
 
 @kernel
 def find_frame(row: AnyBytes, seed: UInt32, seqno: UInt64) -> tuple[int, int]:
-    """Where the frame of a seqno starts and ends in a block's row; `ABSENT` twice, or `DAMAGED` twice.
+    """Return where the frame of a seqno starts and ends in a block's row; `ABSENT` twice, or `DAMAGED` twice.
 
-    The piece that it lies in has been checked then, and so has the directory; the rest of the block has not.
+    Checks the piece that holds the frame, and the directory, but not the rest of the block.
     """
     directory = _directory(row, seed)
     if directory < 0:
@@ -362,7 +360,7 @@ def find_frame(row: AnyBytes, seed: UInt32, seqno: UInt64) -> tuple[int, int]:
 
 @kernel_part
 def checksum_of(data: Bytes, start: int, end: int) -> int:
-    """The checksum of a part of some bytes, as the directory of a block has it of a piece."""
+    """Return the checksum of a part of some bytes, as the directory of a block has it for a piece."""
     return int(_finish(data, start, end, _ONES) ^ _ONES)
 
 
@@ -374,7 +372,7 @@ def directory_start(row: AnyBytes, seed: UInt32) -> int:
 
 @kernel
 def check_front(row: AnyBytes, seed: UInt32) -> tuple[int, int]:
-    """Where the first piece of a block ends, once it is checked, and where all its frames end; `DAMAGED` twice."""
+    """Return where the first piece of a block, once checked, and all its frames end; `DAMAGED` twice if not sound."""
     directory = _directory(row, seed)
     if directory < 0 or (directory > 0 and not is_piece_sound(row, directory, i64(0))):
         return i64(DAMAGED), i64(DAMAGED)

@@ -1,7 +1,7 @@
 """Commits: the changes that become durable together.
 
-`PendingCommit` collects changes in the order they come. Sealed, it is a `Commit`: the same frames grouped by vbucket,
-which is one row of the journal, one fsync, and the unit that streams and reads see while it is young.
+`PendingCommit` collects changes in the order they arrive. Sealing it makes a `GroupCommit`: the same frames grouped by
+vbucket, which is one row of the journal, one fsync, and the unit that streams and reads see while it is young.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from headwater.store.runs import (
 _FIRST_BYTES = 1024 * 1024
 _FIRST_ITEMS = 4096
 _KEPT_BYTES = 16 * 1024 * 1024
-"""Memory that is kept from one commit for the next: more than the commits of a bulk load need."""
+"""Memory that one commit leaves for the next: more than the commits of a bulk load need."""
 _FIRST_PLACES = 4096
 JOINED_BYTES = 64 * 1024
 """Less than a reader takes at once, and less than the size from which memory is returned to the system."""
 BLOCK_BYTES_TARGET = 256 * 1024
 APPENDED_SHARE = 4
-"""Changes are appended to the last block of their vbucket up to one in so many parts of the target. To append means to
-write the block again, so that blocks filled up to the target would be written three times over in small rounds."""
+"""Changes are appended to the last block of their vbucket while it is smaller than this fraction (1/4) of the target.
+Appending rewrites the block, so blocks filled up to the target would be written three times over in small rounds."""
 COMMIT_LOW = 0xFFFFFFFF
 """The part of a commit's number that the index keeps."""
 PLACE_NUMBER, PLACE_DATA, PLACE_STARTS = range(3)
@@ -73,15 +73,15 @@ class GroupCommit:
     data: Bytes
     group_starts: Column
     row: Bytes
-    """The data, with room for the checksum of its row behind it. Empty where it has been stored before."""
+    """The data, followed by room for the checksum of its row. Empty if the row was stored before."""
     extra: tuple[Change, ...] = ()
     """Facts that become durable with the changes: vbucket states, the manifest."""
     advanced_seqnos: Mapping[int, int] = field(default_factory=dict)
     """The seqnos that vbuckets reach with this commit without a change."""
     young: GroupCommit | None = None
-    """What the journal and memory get of it, where the rest becomes blocks at once. None for all of it."""
+    """The part for the journal and memory, if the rest becomes blocks at once; None for all of it."""
     is_part: bool = False
-    """The rest of the commit is in blocks."""
+    """Whether the rest of the commit is in blocks."""
     place: tuple[int, int] = field(init=False)
     """For kernels: the addresses of the data and of the group starts."""
 
@@ -97,11 +97,11 @@ class GroupCommit:
         return iter(np.flatnonzero(np.diff(self.group_starts)).tolist())
 
     def large_runs(self) -> Column:
-        """The vbuckets of which it has enough for blocks that are left alone."""
+        """Return the vbuckets that have enough changes here for blocks that nothing is appended to."""
         return np.flatnonzero(np.diff(self.group_starts) >= full_block_bytes())
 
     def with_blocks(self, vbuckets: Sequence[int]) -> GroupCommit:
-        """The same commit, of which the changes of these vbuckets, ascending, are to become blocks at once."""
+        """Return the same commit, in which the changes of these vbuckets, ascending, become blocks at once."""
         kept, sizes = [], np.diff(self.group_starts)
         begin = 0
         for vbucket in vbuckets:
@@ -117,19 +117,19 @@ class GroupCommit:
         return replace(self, row=EMPTY_RUN, young=part)
 
     def block_rows(self) -> Iterator[PutRow]:
-        """The blocks that it becomes at once."""
+        """Yield the blocks that parts of the commit become at once."""
         if self.young is not None:
             for vbucket in np.flatnonzero(np.diff(self.group_starts) != np.diff(self.young.group_starts)).tolist():
                 yield from blocks(vbucket, self.run(vbucket))
 
 
 def full_block_bytes() -> int:
-    """From which size on a block is left alone: nothing is appended to it."""
+    """Return the size from which on nothing is appended to a block."""
     return BLOCK_BYTES_TARGET // APPENDED_SHARE
 
 
 def blocks(vbucket: int, run: Bytes) -> Iterator[PutRow]:
-    """A run cut into blocks of about the target size."""
+    """Cut a run into blocks of about the target size."""
     while len(run):
         cut = split_before(run, BLOCK_BYTES_TARGET)
         yield PutRow(Table.BLOCKS, block_key(vbucket, last_seqno(run[:cut])), run[:cut].data)
@@ -139,15 +139,15 @@ def blocks(vbucket: int, run: Bytes) -> Iterator[PutRow]:
 class YoungCommits(dict[int, GroupCommit]):
     """Durable commits that are not settled yet, by number, and those of each vbucket, oldest first.
 
-    Streams ask for the commits of one vbucket all the time, and there may be thousands that have nothing of it.
+    Streams constantly ask for the commits of one vbucket, and thousands of commits may have no changes of it.
     """
 
     def __init__(self, commits: Iterable[GroupCommit] = ()) -> None:
         super().__init__()
         self.total_bytes = 0
         self.places = np.full((_FIRST_PLACES, 3), -1, dtype=np.int64)
-        """For kernels: the low half of a commit's number, the addresses of its data and of its group starts. A commit
-        has the row of its number modulo the rows, of which there is a power of two."""
+        """For kernels: the low half of a commit's number, the addresses of its data and of its group starts. The row
+        of a commit is its number modulo the number of rows, which is a power of two."""
         self._by_vbucket: dict[int, deque[GroupCommit]] = {}
         for commit in commits:
             self[commit.number] = commit
@@ -169,7 +169,7 @@ class YoungCommits(dict[int, GroupCommit]):
             assert oldest is commit, "commits are settled in their order"
 
     def has_any_of(self, vbucket: int) -> bool:
-        """Whether a vbucket has changes that are not in blocks alone."""
+        """Whether a vbucket has changes in commits that are not settled."""
         return bool(self._by_vbucket.get(vbucket))
 
     def _enter_place(self, commit: GroupCommit) -> None:
@@ -182,9 +182,9 @@ class YoungCommits(dict[int, GroupCommit]):
         row[:] = commit.number & COMMIT_LOW, *commit.place
 
     def of(self, vbucket: int, *, after_seqno: int = 0) -> list[GroupCommit]:
-        """The commits that may have changes of a vbucket after a seqno, oldest first.
+        """Return the commits that may have changes of a vbucket after a seqno, oldest first.
 
-        The newest is looked at first: a stream that keeps up lacks what is in there, and a vbucket may have thousands.
+        Searches from the newest commit: a stream that keeps up lacks only that one, and a vbucket may have thousands.
         """
         commits = self._by_vbucket.get(vbucket, ())
         if after_seqno == 0:
@@ -198,10 +198,10 @@ class YoungCommits(dict[int, GroupCommit]):
 
 
 def joined_runs(commits: Sequence[GroupCommit], vbucket: int) -> Iterator[Bytes]:
-    """What these commits hold of a vbucket, oldest first, with the small parts of many commits as one run.
+    """Yield what these commits hold of a vbucket, oldest first, with the small parts of many commits as one run.
 
-    A run takes its reader about as long as a hundred changes do, whatever is in it, and where there are many vbuckets
-    a commit has two or three changes of each.
+    A run costs its reader about as much time as a hundred changes, whatever is in it, and with many vbuckets a commit
+    has only two or three changes of each.
     """
     at, places = 0, None
     while at < len(commits):
@@ -218,9 +218,9 @@ def joined_runs(commits: Sequence[GroupCommit], vbucket: int) -> Iterator[Bytes]
 
 
 class PendingCommit:
-    """The commit in the making. Kernels write into its arrays directly; `reserve` makes the room first.
+    """The commit that collects changes. Kernels write into its arrays directly, once `reserve` has made room.
 
-    An item is one frame, or several of one vbucket that have come together.
+    An item is one frame, or several of one vbucket that arrived together.
     """
 
     def __init__(self, number: int, vbuckets: int) -> None:
@@ -239,7 +239,7 @@ class PendingCommit:
         return self.count == 0 and not self.extra
 
     def reserve(self, frame_bytes: int, items: int) -> None:
-        """Make room for this much more."""
+        """Make room for this many more bytes and items."""
         self.frames = _grown(self.frames, self.used_bytes, self.used_bytes + frame_bytes)
         self.vbuckets = _grown(self.vbuckets, self.count, self.count + items)
         self.starts = _grown(self.starts, self.count, self.count + items)
@@ -251,20 +251,20 @@ class PendingCommit:
         self.add_run(vbucket, end)
 
     def add_run(self, vbucket: int, end: int) -> None:
-        """The frames that were written behind the last item, up to `end`, are the next."""
+        """Add an item: the frames that were written after the last item, up to `end`."""
         self.vbuckets[self.count] = vbucket
         self.starts[self.count] = self.used_bytes
         self.used_bytes = end
         self.count += 1
 
     def runs(self, vbucket: int) -> Iterator[Bytes]:
-        """The pending changes of a vbucket."""
+        """Yield the pending changes of a vbucket."""
         for item in np.flatnonzero(self.vbuckets[: self.count] == vbucket).tolist():
             end = self.starts[item + 1] if item + 1 < self.count else self.used_bytes
             yield self.frames[self.starts[item] : end]
 
     def find(self, vbucket: int, seqno: int) -> Bytes | None:
-        """The frame of a change that is pending."""
+        """Return the frame of a pending change, or None if it is not pending."""
         for run in self.runs(vbucket):
             start, end = find_seqno(run, seqno)
             if start >= 0:
@@ -286,7 +286,7 @@ class PendingCommit:
         )
 
     def restart(self, number: int) -> None:
-        """Begin the next commit in the same memory, unless that has grown large."""
+        """Begin the next commit in the same memory, unless it has grown large."""
         if len(self.frames) > _KEPT_BYTES:
             self.frames = np.empty(_FIRST_BYTES, dtype=np.uint8)
         self.number, self.used_bytes, self.count = number, 0, 0
@@ -301,29 +301,29 @@ def _grown(array: Column, used: int, needed: int) -> Column:
     return larger
 
 
-# --- where stored frames lie in memory, for kernels ----------------------------------------------------------------
-# The index knows of a change its vbucket, its seqno and the commit it came with. Kernels find its frame from there: in
-# the pending commit, in the commit in flight or a young one (`YoungCommits.places`), or in a block, of which this
-# module keeps the addresses. `Bucket.read_frame` does the same for one document and is what these must agree with.
+# --- where stored frames are in memory, for kernels ----------------------------------------------------------------
+# The index has the vbucket, the seqno and the commit of a change. From these, kernels find its frame: in the pending
+# commit, in the commit in flight or a young one (`YoungCommits.places`), or in a block, whose address this module
+# keeps. They must find the same frame as `Bucket.read_frame`, which does this for one document.
 #
-# A block is a row of the engine, which maps its file into memory. Where a row lies does not change until it is written
-# again; `Engine.block_versions` says when that has happened to a vbucket. The directory of a block (`checksums`) is
-# copied when the block is first read: what was checked once can't change any more then. The piece that a frame lies in
-# is in the mapped file, and is checked each time.
+# A block is a row of the engine, which maps its file into memory. The address of a row stays the same until the row is
+# rewritten; `Engine.block_versions` shows when that happened in a vbucket. The directory of a block (`checksums`) is
+# checked and copied when the block is first read, so that it can't change afterwards. The piece that holds a frame is
+# in the mapped file, and is checked each time.
 
 
 BLOCKS_MAX = 64 * 1024
-"""Blocks whose places are kept. Beyond that all are forgotten, and found again as they are needed."""
+"""Limit for the blocks whose addresses are kept. Beyond it all are forgotten, and entered again when needed."""
 
 VERSION, ROWS, COUNT = range(3)
-"""Columns of `BlockPlaces.heads`: the version of a vbucket's blocks, and where and how many their rows are."""
+"""Columns of `BlockPlaces.heads`: the version of a vbucket's blocks, the address of their rows, and their number."""
 LAST_SEQNO, ADDRESS, DIRECTORY, PIECES = range(4)
-"""Columns of a vbucket's rows, one a block, in the order of seqnos. Directory and pieces are 0 until it is read."""
+"""Columns of a vbucket's rows, one per block, in the order of seqnos. Directory and pieces are 0 until it is read."""
 ROW_WORDS = 4
 
 NOT_FOUND, UNKNOWN_BLOCKS, UNKNOWN_DIRECTORY, DAMAGED_PIECE = 0, -1, -2, -3
-"""In place of an address: the change is not there; the vbucket's blocks, or the directory of one, have to be entered;
-the change is there and not as it was written."""
+"""Returned in place of an address: the change is not here; the blocks of the vbucket, or the directory of one, must be
+entered first; the change is here, but damaged."""
 
 
 @dataclass(slots=True)
@@ -337,7 +337,7 @@ class _Entered:
 
 
 class BlockPlaces:
-    """The blocks of a bucket that were read by kernels."""
+    """The addresses of blocks that kernels have read."""
 
     def __init__(self, vbuckets: int) -> None:
         self.heads = np.zeros((vbuckets, 3), dtype=np.int64)
@@ -346,7 +346,7 @@ class BlockPlaces:
         self._blocks = 0
 
     def enter_blocks(self, view: View, vbucket: int, *, version: int) -> None:
-        """Note where the blocks of a vbucket lie. The version must have been read before the view was taken."""
+        """Enter the addresses of a vbucket's blocks. The version must have been read before the view was taken."""
         self._forget(vbucket)
         found = [(key, as_run(block)) for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket))]
         if self._blocks + len(found) > BLOCKS_MAX:
@@ -360,7 +360,7 @@ class BlockPlaces:
         self.heads[vbucket] = version, address_of(rows), len(rows)
 
     def enter_directory(self, vbucket: int, seqno: int) -> bool:
-        """Copy the directory of the block that holds a seqno. False where it is damaged."""
+        """Copy the directory of the block that holds a seqno. Returns False if it is damaged."""
         entered = self._entered[vbucket]
         number = int(np.searchsorted(entered.rows[:, LAST_SEQNO], seqno))
         row = read_only(entered.blocks[number])

@@ -1,22 +1,22 @@
-"""Compaction: changes that are not needed any more leave the blocks. And expiry: documents leave at their time.
+"""Compaction drops changes that are no longer needed from the blocks; expiry removes documents at their time.
 
 The commit loop calls both, between its commits. Compaction must never drop what a rollback inside the history window,
 a stream or an undecided write still needs.
 
-A change is needed while it is the newest of its key, or while it is young enough for the history window, which serves
-change streams, exact rollbacks and repeated reads. So is, of a key that has changed inside the window, the version that
-it had when the window began: a rollback may go back to that. A deletion that is the newest of its key is needed until
-it is older than the purge age; the highest one that goes becomes the purge seqno. Changes of a collection that has been
-dropped are not needed at all. Until they are gone their documents are counted, so a vbucket in which one was dropped
-is always worth compacting. One call handles a few blocks of one vbucket, so that the work comes in bounded steps: they
-are read and written by the thread that writes the engine, and only the decisions are made where the index is.
+A change is needed while it is the newest of its key, or while it is inside the history window, which serves change
+streams, exact rollbacks and repeated reads. If a key has changed inside the window, the version that it had when the
+window began is needed as well: a rollback may go back to that. A deletion that is the newest of its key is needed
+until it is older than the purge age; the highest one that is dropped becomes the purge seqno. Changes of a dropped
+collection are not needed. Until they are gone their documents are counted, so a vbucket with a dropped collection is
+always worth compacting. One call handles a few blocks of one vbucket, so that the work comes in bounded steps: the
+thread that writes the engine reads and writes the blocks, and only the decisions are made where the index is.
 
-A deletion may go only if no older version of its document stays, which would come back to life. So it has to be outside
-the window as well, and the window has one start for all steps over a vbucket, decided by the first: whatever lies
-before a deletion that goes has then been looked at under the same rule.
+A deletion may be dropped only if no older version of its document stays, which would come back to life. So it must be
+outside the window as well. The first step over a vbucket decides where the window starts for all its steps, so that
+everything before a dropped deletion was compacted by the same rule.
 
-A prepare is needed until it is decided, and longer where that happened inside the window: a rollback to before the
-decision leaves it undecided again. An abort is kept like a deletion: a copy that has the prepare has to get it.
+A prepare is needed until it is decided, and longer if that happened inside the window: a rollback to before the
+decision makes it undecided again. An abort is kept like a deletion: a copy that has the prepare must receive it.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ from headwater.store.runs import EMPTY_RUN, as_run, first_seqno, split_after
 from headwater.store.vbuckets import Retention
 
 STEP_BYTES = 4 * 1024 * 1024
-"""What is decided at once, while clients wait: up to ten milliseconds where documents are small."""
+"""How many bytes are decided at once, while clients wait: up to ten milliseconds if documents are small."""
 EXPIRED_MAX = 256
 EXPIRED_BYTES_MAX = 1024 * 1024
-"""The most documents of a vbucket that expire in one call; the last may be longer than that."""
+"""The most documents and bytes of a vbucket that expire in one call; the last document may be longer than that."""
 SUPERSEDED_SHARE = 0.25
 """Compact a vbucket when this share of its changes is superseded."""
 _START = Seqno(0)
@@ -95,30 +95,30 @@ class Compacted:
     facts: VBucketFacts | None
     """The stored facts of the vbucket; None if nothing was dropped."""
     manifest_uid: int
-    """The manifest that said which collections are dropped."""
+    """The uid of the manifest that said which collections are dropped."""
 
 
 def worth_compacting(bucket: Bucket) -> list[int]:
-    """The vbuckets of which enough changes are superseded, or whose documents may be of dropped collections."""
+    """Return the vbuckets with enough superseded changes, or whose documents may be of dropped collections."""
     numbers = bucket.numbers
     is_worth = (numbers.superseded > SUPERSEDED_SHARE * bucket.index.entries + 1) | (numbers.dropped_seqnos > 0)
     return np.flatnonzero(is_worth).tolist()
 
 
 def needs_settling(bucket: Bucket, vbucket: int) -> bool:
-    """Whether documents of a dropped collection are in commits, where compaction does not see them."""
+    """Whether documents of a dropped collection are in young commits, which compaction does not read."""
     return int(bucket.numbers.dropped_seqnos[vbucket]) > _settled_seqno(bucket, vbucket)
 
 
 def compact_vbucket(bucket: Bucket, vbucket: int, retention: Retention, *, after_seqno: Seqno = _START) -> Compacted:
-    """One step, for callers that can wait: the changes that compact a vbucket's blocks after a seqno."""
+    """Do one step, for callers that can wait. Returns the changes that compact a vbucket's blocks after a seqno."""
     return compact_part(bucket, vbucket, retention, read_part(bucket, vbucket, retention, after_seqno=after_seqno))
 
 
 def read_part(bucket: Bucket, vbucket: int, retention: Retention, *, after_seqno: Seqno = _START) -> Part:
-    """Read what a step is about. Touches the engine only, so that it may run in another thread."""
+    """Read the data of a step. Uses only the engine, so that it may run in another thread."""
     with bucket.reading(vbucket) as view:
-        # What is not durable yet may still be taken back. It must not decide about what is.
+        # Facts that are not durable yet may still be taken back, so they must not decide about durable changes.
         stored, manifest = view.get(Table.VBUCKETS, vbucket_key(vbucket)), stored_manifest(view)
         now_s, is_first = bucket.environment.now_s(), after_seqno == _START
         keys, run, reached_seqno = _read_blocks(view, vbucket, after_seqno)
@@ -135,8 +135,8 @@ def read_part(bucket: Bucket, vbucket: int, retention: Retention, *, after_seqno
 def compact_part(bucket: Bucket, vbucket: int, retention: Retention, part: Part) -> Compacted:
     """Decide what is kept of a part.
 
-    Call `write_compacted`, then `finish_compaction`; nothing of the bucket may be committed or settled from `read_part`
-    on. This looks at the index, so it runs where the bucket is used and not in a thread beside it.
+    Call `write_compacted`, then `finish_compaction`; the bucket must not commit or settle from `read_part` until then.
+    This uses the index, so it runs in the bucket's thread and not in one beside it.
     """
     assert bucket.in_flight is None, "the facts that a commit in flight carries would overwrite those written here"
     now_s, facts, manifest = bucket.environment.now_s(), part.facts, part.manifest
@@ -157,7 +157,7 @@ def compact_part(bucket: Bucket, vbucket: int, retention: Retention, part: Part)
             max_cas_floor=int(numbers.max_cas[vbucket]),
             deleted_rev_floor=int(numbers.deleted_revs[vbucket]),
         )
-        # Streams go by these, and must not read on as if all versions were there: the write may be in another thread.
+        # Streams rely on these: while another thread writes, they must not read on as if all versions were there.
         _take_over(bucket, vbucket, compacted)
         changes = [
             *(DeleteRow(Table.BLOCKS, key) for key in part.keys),
@@ -176,7 +176,7 @@ def compact_part(bucket: Bucket, vbucket: int, retention: Retention, part: Part)
 
 
 def write_compacted(bucket: Bucket, compacted: Compacted) -> None:
-    """Make a step durable. Touches the engine only, so that it may run in another thread."""
+    """Make a step durable. Uses only the engine, so that it may run in another thread."""
     bucket.engine.write(compacted.changes)
 
 
@@ -191,10 +191,10 @@ def finish_compaction(bucket: Bucket, vbucket: int, compacted: Compacted) -> Non
     facts = _take_over(bucket, vbucket, compacted.facts)
     key = vbucket_key(vbucket)
     if any(change.table == Table.VBUCKETS and change.key == key for change in bucket.pending.extra):
-        # Facts that wait to be committed are older than these by now.
+        # The pending facts are older than these by now.
         bucket.set_vbucket_facts(vbucket, facts)
     forgotten = bucket.index.forget(vbucket, compacted.forgotten_seqnos)
-    # One that has been written again meanwhile counts its old version as superseded, which is gone as well.
+    # A document that was rewritten meanwhile counts its old version as superseded, which is gone as well.
     rewritten = len(compacted.forgotten_seqnos) - forgotten
     bucket.numbers.superseded[vbucket] -= compacted.dropped_superseded + rewritten
 
@@ -214,16 +214,16 @@ def _take_over(bucket: Bucket, vbucket: int, compacted: VBucketFacts) -> VBucket
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The blocks that one step looks at, and what is stored beside them."""
+    """The blocks that one step reads, and what is stored beside them."""
 
     keys: list[bytes]
     run: Bytes
     reached_seqno: Seqno | None
-    """The last one; None if no blocks are behind these."""
+    """The last seqno of these blocks; None if no blocks follow."""
     manifest: Manifest
     facts: VBucketFacts | None
     window_start: int | None
-    """Of the first part of a vbucket."""
+    """None except in the first part of a vbucket."""
 
 
 def _read_blocks(view: CheckedView, vbucket: int, after_seqno: Seqno) -> tuple[list[bytes], Bytes, Seqno | None]:
@@ -243,12 +243,11 @@ def _read_blocks(view: CheckedView, vbucket: int, after_seqno: Seqno) -> tuple[l
 
 
 def _window_start(view: CheckedView, vbucket: int, now_s: int, retention: Retention) -> int:
-    """The seqno after which every version is kept.
+    """Return the seqno after which every version is kept.
 
-    A block of which the first change is too old, or too far from the end, is the last such one where the next is not;
-    so only that one has to be walked. A version that was made elsewhere keeps its CAS, which may be older than those
-    before it and then says nothing of when it came: a block that begins with one is passed over, and inside a block the
-    highest so far counts.
+    The window begins in the last block whose first change is too old, or too far from the end, so only that block is
+    walked. A version that was made elsewhere keeps its CAS, which may be older than those before it and then does not
+    show when it arrived: a block that begins with one is skipped, and inside a block the highest CAS so far counts.
     """
     oldest_cas = u64(max(0, now_s - retention.history_s) * 1_000_000_000)
     fronts = [(key, int(_first_cas(front)), size) for key, front, size in view.fronts(vbucket)]
@@ -302,19 +301,19 @@ def _filter_part(
 
 
 def _needed_prepares(bucket: Bucket, vbucket: int, run: Bytes, history_start: int) -> Column:
-    """The seqnos, ascending, of prepares that are undecided, or were when the window began."""
+    """Return the seqnos, ascending, of prepares that are undecided, or were when the window began."""
     if not len(sync_frames(run)[0]):
         return NO_PREPARES
     undecided = np.array([prepare.seqno for prepare in bucket.prepares.of(vbucket)], dtype=np.uint64)
     decided = [sync_frames(later)[1].copy() for later in bucket.runs(vbucket, after_seqno=history_start)]
-    # A decision that is not durable yet may be taken back. That these are of all vbuckets does no harm.
+    # A decision that is not durable yet may be taken back. Decisions of other vbuckets do no harm here.
     coming = sync_frames(bucket.pending.frames[: bucket.pending.used_bytes])[1]
     return np.unique(np.concatenate([undecided, *decided, coming]))
 
 
 def _settled_seqno(bucket: Bucket, vbucket: int) -> int:
-    """The last seqno that is in blocks alone. Where settling has stopped half-way, blocks hold changes that are young
-    as well: dropped here, they would come back from there."""
+    """Return the last seqno that is only in blocks. If settling stopped half-way, some changes are both in blocks and
+    in commits: if they were dropped here, they would come back from the commits."""
     young = bucket.young.of(vbucket)
     return first_seqno(young[0].run(vbucket)) - 1 if young else int(bucket.numbers.durable_seqnos[vbucket])
 
@@ -324,13 +323,13 @@ def _settled_seqno(bucket: Bucket, vbucket: int) -> int:
 
 @kernel_part
 def _written_cas(run: Bytes, at: int) -> int:
-    """The CAS of a change, which says when it was written. A commit has that of its prepare, which may be long ago."""
+    """Return the CAS of a change, which says when it was written; 0 for a commit, which has the CAS of its prepare."""
     return load_u64(run, at + 16) if load_u32(run, at + 12) == 0 else u64(0)
 
 
 @kernel
 def _first_cas(run: ReadOnlyBytes) -> int:
-    """The CAS of the first change that has one: system events have none."""
+    """Return the CAS of the first change that has one; system events have none."""
     at = i64(0)
     cas = u64(0)
     while at < len(run) and cas == 0:
@@ -341,7 +340,7 @@ def _first_cas(run: ReadOnlyBytes) -> int:
 
 @kernel
 def _last_before(run: ReadOnlyBytes, oldest_cas: UInt64, byte: int, written_cas: UInt64) -> int:
-    """The last seqno that was written before a CAS or lies before a byte. `written_cas` is the highest up to here."""
+    """Return the last seqno written before a CAS or placed before a byte. `written_cas` is the highest so far."""
     at = i64(0)
     seqno = u64(0)
     while at < len(run):
@@ -360,7 +359,7 @@ def _is_member(ids: Column, wanted: int) -> bool:
 
 @kernel_part
 def _slot_of(run: Bytes, at: int, slots: Column, base: int, capacity: int, secret: Column) -> int:
-    """The slot of the document that the frame at `at` is about, or a negative number."""
+    """Return the slot of the document that the frame at `at` is about, or a negative number."""
     if capacity == 0:
         return -1
     key_at = at + 24 + i64(run[at + 4])
@@ -378,7 +377,7 @@ def _find_bases(
     secret: UInt64s,
     history_start: UInt64,
 ) -> None:
-    """By slot: the seqno of the version that a document had when the window began, as far as this run has it."""
+    """Find, by slot, the seqno of the version that a document had when the window began, if this run has it."""
     base = tables[vbucket, BASE]
     capacity = tables[vbucket, CAPACITY]
     at = i64(0)
@@ -407,9 +406,9 @@ def _filter(
     secret: UInt64s, collections: UInt32s, prepares: UInt64s, durable_seqno: UInt64, history_start: UInt64,
     window_start: UInt64, purge_before_s: int,
 ) -> tuple[int, int, int, int]:  # fmt: skip
-    """Copy what is needed.
+    """Copy the changes that are needed.
 
-    Returns its length, how many documents are gone altogether, how many superseded changes were dropped, and the
+    Returns their length, how many documents are gone altogether, how many superseded changes were dropped, and the
     highest seqno of a deletion or abort that was purged.
     """
     base = tables[vbucket, BASE]
@@ -467,12 +466,12 @@ def expire_documents(bucket: Bucket, vbucket: int) -> int:
         document = bucket.read(vbucket, entry)
         read_bytes += len(document.value)
         if bucket.manifest.collection_by_id(document.collection_id) is None:
-            # Its collection was dropped, and no more changes of that may be stored. Compaction drops the document;
-            # until then it is not to be found here again.
+            # The collection was dropped, so no more changes of it may be stored. Compaction drops the document;
+            # without an expiry it is not found here again until then.
             key = as_run(encode_collection_id(document.collection_id) + document.key)
             bucket.index.put(vbucket, key, replace(entry, expiry=0))
         elif bucket.prepares.find(vbucket, document.collection_id, document.key) is None:
-            # One that a durable write is about to replace is left to that.
+            # A document that a durable write is about to replace is left to that write.
             expire_document(bucket, vbucket, entry)
             went += 1
     return went

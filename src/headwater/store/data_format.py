@@ -1,4 +1,4 @@
-"""Keys and values of the tables, and the version of it all.
+"""Keys and values of the tables, and the version of the format.
 
 Bump `FORMAT_VERSION` whenever data written by this program could be misread by an older one.
 """
@@ -27,17 +27,17 @@ from headwater.protocol.values import Datatype, decompress, decompressed_bytes
 from headwater.store.checksums import crc32c
 
 FORMAT_VERSION = 3
-"""The only one: 1 and 2, which had no checksums, were never released."""
+"""The only version that is read: 1 and 2, which had no checksums, were never released."""
 VBUCKETS_MAX = 1024
 
 BUCKET_FACTS = b"facts"
 CLEAN_STOP = b"clean-stop"
-"""There while the bucket is closed, and only after it was closed in order."""
+"""This row exists only while the bucket is closed, and only if it was closed in order."""
 MANIFEST = b"manifest"
 
 _RESTORE = "Restore a backup, or start the node on an empty data folder and add it to its cluster again"
 _SNAPPY_LENGTH_BYTES_MAX = 5
-"""A number of 32 bits, seven in a byte."""
+"""A number of 32 bits, with seven bits in a byte."""
 _COMMIT_KEY = struct.Struct(">Q")
 _BLOCK_KEY = struct.Struct(">HQ")
 _VBUCKET_KEY = struct.Struct(">H")
@@ -81,7 +81,7 @@ def _number_in(key: bytes, layout: struct.Struct) -> int:
 
 
 def blocks_of(vbucket: int, *, from_seqno: int = 0) -> tuple[bytes, bytes]:
-    """The range of a vbucket's blocks, from the one that holds `from_seqno` on."""
+    """Return the range of a vbucket's blocks, from the one that holds `from_seqno` on."""
     return block_key(vbucket, from_seqno), block_key(vbucket, 2**64 - 1)
 
 
@@ -101,7 +101,7 @@ class BucketFacts:
     @classmethod
     def decode(cls, value: bytes | memoryview) -> BucketFacts:
         facts = _members(value)
-        # Any version that has a checksum is held to it: a version that was changed by the disk must not be believed.
+        # Check the checksum in any version that has one: a version that the disk has changed must not be trusted.
         if facts.get("version") == FORMAT_VERSION or "crc32c" in facts:
             found = facts.pop("crc32c", None)
             if found != _crc_of(facts):
@@ -141,7 +141,7 @@ class VBucketFacts:
     failover_log: FailoverLog
     purge_seqno: Seqno = Seqno(0)
     history_start_seqno: Seqno = Seqno(0)
-    """Every version after this seqno is still there, so a rollback to it or later is exact."""
+    """Every version after this seqno is still stored, so a rollback to it or later is exact."""
     snapshot_start_seqno: Seqno = Seqno(0)
     snapshot_end_seqno: Seqno = Seqno(0)
     """The snapshot a replica was receiving; meaningful in a replica only."""
@@ -149,7 +149,7 @@ class VBucketFacts:
     """A high seqno that the changes alone would not show, because the last ones were purged."""
     visible_seqno_floor: Seqno = Seqno(0)
     completed_seqno_floor: Seqno = Seqno(0)
-    """The same of the last change that is neither a prepare nor an abort, and of the last prepare that was decided."""
+    """The same for the last change that is neither a prepare nor an abort, and for the last decided prepare."""
     max_cas_floor: int = 0
     deleted_rev_floor: int = 0
     """The highest revision of a deleted document, which purged ones no longer show."""
@@ -190,7 +190,7 @@ class VBucketFacts:
 
 
 def _crc_of(facts: dict[str, Any]) -> int:
-    """The checksum of the bucket's facts, whatever the order of their members."""
+    """Return the checksum of the bucket's facts, whatever the order of their members."""
     return int(crc32c(np.frombuffer(json.dumps(facts, sort_keys=True).encode(), dtype=np.uint8), u32(0)))
 
 
@@ -248,7 +248,7 @@ class Document:
     is_deleted: bool
     delete_time: int = 0
     packed: bytes | None = None
-    """The value as it is stored, where that is compressed. `value` is always inflated, and `datatype` says so."""
+    """The stored value, if it is compressed. `value` is always inflated, and `datatype` is without Snappy."""
 
     @property
     def stored_value(self) -> bytes:
@@ -260,14 +260,14 @@ class Document:
 
 
 def decode_stored(frame: bytes | memoryview) -> Message:
-    """The message in a stored frame."""
+    """Return the message in a stored frame."""
     decoded = decode_frame(frame)
     assert decoded is not None, "stored frames are whole"
     return decode_message(decoded[0], WITH_COLLECTIONS)
 
 
 def inflated_bytes(frame: memoryview) -> int:
-    """How long the value of a stored frame becomes when it is inflated; 0 where it is not compressed."""
+    """Return the length of a stored frame's value when it is inflated; 0 if it is not compressed."""
     if not frame[5] & Datatype.SNAPPY:
         return 0
     value_at = HEADER_BYTES + frame[4] + int.from_bytes(frame[2:4])
@@ -277,14 +277,14 @@ def inflated_bytes(frame: memoryview) -> int:
 
 
 def decode_document(frame: bytes | memoryview) -> Document:
-    """The document in a stored frame."""
+    """Return the document in a stored frame."""
     change = decode_stored(frame)
     assert isinstance(change, Mutation | Deletion | Expiration), "only changes of documents are read back"
     assert change.collection_id is not None
     mutation = change if isinstance(change, Mutation) else None
     value, packed = change.value, None
     if change.datatype & Datatype.SNAPPY:
-        # A copy of a server that did not check its values may hold one that is not snappy: it is bytes then.
+        # A copy from a server that did not check its values may hold one that is not Snappy: then it is plain bytes.
         with suppress(MalformedSnappy):
             value, packed = decompress(change.value), change.value
     return Document(

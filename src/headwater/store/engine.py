@@ -1,4 +1,4 @@
-"""What the store needs of an engine: a few ordered tables, atomic durable writes, and views that do not change.
+"""What the store requires of an engine: a few ordered tables, atomic durable writes, and views that do not change.
 
 The engine is the only part of the store that touches a disk. LMDB is the one for real data (`lmdb_engine`);
 `MemoryEngine` serves tests, and the simulation puts its disk on top of it.
@@ -36,7 +36,7 @@ class PutRow:
     key: bytes
     value: bytes | memoryview
     has_room: bool = False
-    """The last `CHECKSUM_BYTES` of the value are room for the row's checksum: megabytes are not copied for it."""
+    """The last `CHECKSUM_BYTES` of the value are reserved for the checksum, so that megabytes are not copied for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +51,28 @@ Change = PutRow | DeleteRow
 
 
 class View(Protocol):
-    """The tables as they were when the view was taken. What it gives is valid until the view is closed."""
+    """The tables as they were when the view was taken. Values it returns are valid until it is closed."""
 
     def get(self, table: Table, key: bytes) -> memoryview | None: ...
 
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, memoryview]]:
-        """The rows from `start` on and before `end`, in the order of their keys."""
+        """Yield the rows from `start` on and before `end`, in the order of their keys."""
         ...
 
     def last_before(self, table: Table, end: bytes) -> tuple[bytes, memoryview] | None:
-        """The row with the highest key before `end`."""
+        """Return the row with the highest key before `end`."""
         ...
 
 
 class Engine(Protocol):
     @property
     def was_left_alone(self) -> bool:
-        """Whether these are the tables as they were last closed, and not a copy or a restored backup."""
+        """Whether the tables are as they were last closed, and not a copy or a restored backup."""
         ...
 
     @property
     def block_versions(self) -> Int64s:
-        """By vbucket, a number that rises after a write has changed its blocks; the last one rises with every such."""
+        """For each vbucket a number that rises after a write to its blocks; the last rises with every such write."""
         ...
 
     def view(self) -> AbstractContextManager[View]: ...
@@ -91,7 +91,7 @@ def new_block_versions() -> Int64s:
 def count_block_writes(versions: Int64s, changes: Sequence[Change]) -> None:
     """Raise the versions of the vbuckets whose blocks have been changed. Called once the changes are durable.
 
-    The last is raised first: a reader that finds it as it was before has read no version that was raised since.
+    The last one is raised first, so a reader that finds it unchanged has read no version that was raised since.
     """
     changed = [int.from_bytes(change.key[:2]) for change in changes if change.table is Table.BLOCKS]
     if changed:
@@ -107,7 +107,7 @@ Keys = dict[Table, list[bytes]]
 
 
 class MemoryEngine:
-    """Tables as sorted keys beside a dictionary. They are copied when they change while a view of them is open."""
+    """Tables as dictionaries with sorted keys. A write copies them first if a view of them is open."""
 
     was_left_alone = True
 
@@ -116,7 +116,7 @@ class MemoryEngine:
         self._keys: Keys = {table: [] for table in Table}
         self.block_versions: Int64s = new_block_versions()
         self._open_views = 0
-        """Views of the tables as they are now."""
+        """The number of open views of the current tables."""
 
     @contextmanager
     def view(self) -> Iterator[View]:

@@ -1,7 +1,7 @@
-"""The index: what is known of every document, by its key, in memory.
+"""The index: the metadata of every document, by its key, in memory.
 
-One open-addressing table a vbucket, all in one arena of slots, so that a compiled loop can serve a batch that touches
-every vbucket. A slot has six words:
+Each vbucket has an open-addressing table, and all tables are in one arena of slots, so that a compiled loop can serve
+a batch that touches every vbucket. A slot has six words:
 
     0, 1  the 128-bit hash of the key with its collection id (`siphash`)
     2     seqno of the newest change; 0 marks an empty slot
@@ -9,9 +9,9 @@ every vbucket. A slot has six words:
     4     revision << 8 | flags
     5     expiry << 32 | the low half of the number of the commit that holds the change
 
-There is no location: a change is found by its seqno, in the commit while that is young and in the vbucket's blocks
-later. So neither settling nor compaction has to touch the index. Deleted documents stay in it, for their revision,
-until they are purged. It is rebuilt from the stored frames when a bucket is opened.
+A slot has no location: the store finds a change by its seqno, in its commit while that is young and in the vbucket's
+blocks later. So settling and compaction need not update locations. Deleted documents stay in the index until they are
+purged, for their revision. Opening a bucket rebuilds the index from the stored frames.
 
 The bucket and the kernels of the store read and write slots; no module outside the store does.
 """
@@ -67,7 +67,7 @@ HAS_XATTRS = 0x04
 TABLE_SLOTS_MIN = 64
 _LOAD_NUMERATOR, _LOAD_DENOMINATOR = 4, 5
 _FORESEEN_MAX = 4
-"""A table gets no more slots than for so many times the documents that are there, whatever is expected."""
+"""A table grows to at most this many times the documents that it needs now, however many are expected."""
 _ARENA_BYTES = 64 * 2**30
 _ARENA_BYTES_MIN = 2**28
 _MAP_NORESERVE = 0x4000
@@ -90,18 +90,18 @@ class Index:
         self._free: dict[int, list[int]] = {}
 
     def find(self, vbucket: int, key: Bytes) -> Entry | None:
-        """The entry of a key, which starts with its collection id."""
+        """Return the entry of a key, which starts with its collection id."""
         slot = _find(self.slots, self.tables, vbucket, self.secret, key, 0, len(key))
         return None if slot < 0 else _entry(self.slots[slot])
 
     def expired(self, vbucket: int, *, now_s: int, entries_max: int) -> list[Entry]:
-        """Documents whose expiry has passed."""
+        """Return documents whose expiry has passed, at most `entries_max`."""
         found = np.empty(entries_max, dtype=np.int64)
         count = _expired_slots(self.slots, self.tables, vbucket, now_s, found)
         return [_entry(self.slots[slot]) for slot in found[:count].tolist()]
 
     def live_from(self, vbucket: int, place: int, *, now_s: int) -> Entry | None:
-        """The first document at or behind a place of the table, and from its front on after that; None for none."""
+        """Return the first live document at or after a place of the table, around its end; None if there is none."""
         slot = _live_slot(self.slots, self.tables, vbucket, place, now_s)
         return None if slot < 0 else _entry(self.slots[slot])
 
@@ -115,12 +115,12 @@ class Index:
 
     @property
     def entries(self) -> Column:
-        """The number of documents of each vbucket, with the deleted."""
+        """The number of documents of each vbucket, including deleted ones."""
         return self.tables[:, COUNT]
 
     @property
     def capacities(self) -> Column:
-        """The number of slots of each vbucket: what counting its documents has to read."""
+        """The number of slots of each vbucket, all of which are read to count its documents."""
         return self.tables[:, CAPACITY]
 
     @property
@@ -128,7 +128,7 @@ class Index:
         return int(self.capacities.sum()) * _SLOT_BYTES
 
     def count_live(self, vbuckets: Column, counts: Column) -> None:
-        """Count the documents of some vbuckets, without the deleted. `counts` has one entry a vbucket."""
+        """Count the documents of some vbuckets, without the deleted. `counts` has one entry per vbucket."""
         _count_live(self.slots, self.tables, vbuckets, counts)
 
     def live_documents(self, vbucket: int | None = None) -> int:
@@ -139,7 +139,7 @@ class Index:
         return int(counts.sum())
 
     def live_seqnos(self, vbucket: int) -> Column:
-        """The seqnos of the newest changes of all documents, without the deleted, ascending."""
+        """Return the seqnos of the newest changes of all documents, without the deleted, ascending."""
         base, capacity, _ = self.tables[vbucket].tolist()
         slots = self.slots[base : base + capacity]
         is_live = (slots[:, SEQNO] != 0) & (slots[:, REVISION] & np.uint64(DELETED) == 0)
@@ -147,7 +147,7 @@ class Index:
         return live
 
     def newest_seqnos(self, vbucket: int) -> Column:
-        """The seqnos of the newest changes of all documents, deleted ones included, ascending."""
+        """Return the seqnos of the newest changes of all documents, including deleted ones, ascending."""
         base, capacity, count = self.tables[vbucket].tolist()
         seqnos: Column = np.sort(self.slots[base : base + capacity, SEQNO])
         return seqnos[capacity - count :]
@@ -155,7 +155,7 @@ class Index:
     def make_room(self, vbucket: int, documents: int, *, expected: int = 0) -> None:
         """Grow the table of a vbucket so that this many more documents fit.
 
-        One that has to grow does so for all that are expected, up to a few times what it will hold by then.
+        A table that has to grow does so for all that are expected, up to a few times what it holds then.
         """
         _, capacity, count = self.tables[vbucket].tolist()
         held = count + documents
@@ -166,13 +166,13 @@ class Index:
             self._resize(vbucket, -(-grown // TABLE_SLOTS_MIN) * TABLE_SLOTS_MIN)
 
     def forget(self, vbucket: int, seqnos: Column) -> int:
-        """Drop the documents whose newest changes have these seqnos, since they are not stored any more.
+        """Drop the documents whose newest changes have these seqnos, because those are no longer stored.
 
-        Returns how many were still there.
+        Returns how many were still in the index.
         """
         capacity = int(self.tables[vbucket, CAPACITY])
         forgotten = _clear_seqnos(self.slots, self.tables, vbucket, np.sort(seqnos))
-        # Free slots in the middle would hide the entries behind them, so the rest is entered again.
+        # An empty slot would hide entries that were placed after it, so the rest of the table is entered again.
         if forgotten:
             self._resize(vbucket, capacity)
         return int(forgotten)
@@ -180,8 +180,8 @@ class Index:
     def forget_flushed(self, vbucket: int, flushes: Mapping[int, int], runs: Iterable[Bytes]) -> int:
         """Drop the documents of collections that were flushed. Returns how many were still there.
 
-        `flushes` has the seqno of the last flush of each collection, `runs` all stored changes of the vbucket. The
-        index has no collections, so the changes say which documents were in them.
+        `flushes` has the seqno of the last flush of each collection, `runs` all stored changes of the vbucket: the
+        index does not know the collections of documents, but the changes do.
         """
         ids = np.array(sorted(flushes), dtype=np.uint32)
         before = np.array([flushes[number] for number in sorted(flushes)], dtype=np.uint64)
@@ -192,14 +192,14 @@ class Index:
         return self.forget(vbucket, np.concatenate(void)) if void else 0
 
     def locked(self, vbucket: int) -> Column:
-        """The slots of documents that are locked."""
+        """Return copies of the slots of locked documents."""
         base, capacity, _ = self.tables[vbucket].tolist()
         slots = self.slots[base : base + capacity]
         locked: Column = slots[(slots[:, SEQNO] != 0) & (slots[:, REVISION] & np.uint64(LOCKED) != 0)]
         return locked
 
     def lock_again(self, vbucket: int, locked: Column) -> None:
-        """Mark documents that were locked before the table was rebuilt, if they have not changed since."""
+        """Lock documents again that were locked before the table was rebuilt, if they have not changed since."""
         base, capacity, _ = self.tables[vbucket].tolist()
         for high, low, seqno in locked[:, : SEQNO + 1]:
             slot = probe(self.slots, base, capacity, high, low) if capacity else -1
@@ -220,7 +220,7 @@ class Index:
         self._release(old_base, old_capacity)
 
     def _allocate(self, capacity: int) -> int:
-        """Slots that are all empty."""
+        """Return the first of `capacity` adjacent slots, which are all empty."""
         free = self._free.get(capacity)
         if free:
             return free.pop()
@@ -234,14 +234,14 @@ class Index:
         return base
 
     def _populate(self, base: int, capacity: int) -> None:
-        """Take the memory of slots at once: hashes reach all of it soon, and each page would be faulted in twice, when
-        it is first read and when it is first written."""
+        """Populate the memory of slots at once: hashing soon reaches all of it, and each page would be faulted in
+        twice, when it is first read and when it is first written."""
         first, end = base * _SLOT_BYTES // mmap.PAGESIZE * mmap.PAGESIZE, (base + capacity) * _SLOT_BYTES
-        with suppress(OSError):  # of a system before Linux 5.14
+        with suppress(OSError):  # on a system before Linux 5.14
             self._arena.madvise(_MADV_POPULATE_WRITE, first, end - first)
 
     def _release(self, base: int, capacity: int) -> None:
-        """Empty the slots and give their memory back: a table that has grown leaves as much behind as it has."""
+        """Empty slots and return their memory: a table that grows leaves nearly as much memory behind as it takes."""
         if capacity == 0:
             return
         self.slots[base : base + capacity] = 0
@@ -257,7 +257,7 @@ def _slots_for(documents: int) -> int:
 
 
 def _reserve_arena() -> mmap.mmap:
-    """Address space for the slots. Pages become memory when they are first written, and start as zeros."""
+    """Reserve address space for the slots. Pages become memory when they are first written, and start as zeros."""
     size = _ARENA_BYTES
     while True:
         try:
@@ -288,8 +288,8 @@ def _entry(slot: Column) -> Entry:
 
 @kernel
 def probe(slots: UInt64Rows, base: int, capacity: int, high: UInt64, low: UInt64) -> int:
-    """The slot of a hash, or, where it has none, ~slot of the free one it would take. The table is never full."""
-    # The upper half of the hash, scaled to the table: any number of slots will do.
+    """Return the slot of a hash; if it has none, ~slot of the free slot that it would take. The table is never full."""
+    # Scale the upper half of the hash to the table, which may have any number of slots.
     at = i64(((high >> u64(32)) * u64(capacity)) >> u64(32))
     while True:
         slot = base + at
@@ -338,8 +338,8 @@ def is_full(tables: Column, vbucket: int) -> bool:
 
 @kernel_part
 def needs_closer_look(revision: int, place: int, now_s: int) -> bool:
-    """Whether a document is for the handlers: a lock may have run out, and what has expired is to become an expiration
-    before anything else happens to it."""
+    """Whether only the handlers can serve a document: its lock may have run out, or it has expired and must become an
+    expiration before anything else happens to it."""
     expiry = i64(place >> u64(32))
     return bool(revision & u64(LOCKED) or (0 < expiry <= now_s and not revision & u64(DELETED)))
 
@@ -383,7 +383,7 @@ def _rehash(slots: UInt64Rows, old_base: int, old_capacity: int, base: int, capa
 
 @kernel
 def _expired_slots(slots: UInt64Rows, tables: Int64Rows, vbucket: int, now_s: int, found: Int64s) -> int:
-    """The slots of documents whose expiry has passed, as many as `found` holds. Returns how many."""
+    """Find the slots of documents whose expiry has passed, as many as `found` holds. Returns how many."""
     count = 0
     base = tables[vbucket, BASE]
     for slot in range(base, base + tables[vbucket, CAPACITY]):
@@ -399,7 +399,7 @@ def _expired_slots(slots: UInt64Rows, tables: Int64Rows, vbucket: int, now_s: in
 
 @kernel
 def _live_slot(slots: UInt64Rows, tables: Int64Rows, vbucket: int, place: int, now_s: int) -> int:
-    """The first slot from a place on, around the end, that has neither a deleted nor an expired document; or -1."""
+    """Return the first slot from a place on, around the end, whose document is not deleted and not expired; or -1."""
     base, capacity = tables[vbucket, BASE], tables[vbucket, CAPACITY]
     for step in range(capacity):
         slot = base + (place + step) % capacity
@@ -425,7 +425,7 @@ def count_documents(run: AnyBytes) -> int:
 
 @kernel
 def _flushed_seqnos(run: AnyBytes, ids: UInt32s, before: UInt64s, found: UInt64s) -> int:
-    """The seqnos of changes that a later flush of their collection has made void. Returns how many."""
+    """Find the seqnos of changes that a later flush of their collection has voided. Returns how many."""
     at = i64(0)
     count = i64(0)
     while at < len(run):
@@ -447,7 +447,7 @@ def index_run(
     """Enter the frames of a stored run, oldest first.
 
     Returns how many superseded an older one, the highest CAS, and the highest revision of a deleted document. Prepares
-    are not documents; they count as superseded, for they are of use only until the write is decided.
+    are not documents; they count as superseded, because they are needed only until the write is decided.
     """
     at = i64(0)
     superseded = 0

@@ -1,12 +1,12 @@
-"""LMDB as the engine: ACID with no recovery of ours, and read transactions that are snapshots.
+"""LMDB as the engine: ACID without a recovery of our own, and read transactions that are snapshots.
 
-The folder is locked by the process that has it. The file `owner` in it holds, after the folder was closed in order,
-which file the data was and when that file was last changed. No copy of the folder and no copy laid over it fits that:
-the system sets the time of a change, and no program can choose it. So a copy is noticed when it is opened. Deleting the
-file has the same effect, so the lock is on the folder.
+The process that opens a folder locks it. After the folder was closed in order, its file `owner` holds the inode of the
+data file and the time of its last change. No copy of the folder, and no copy put over it, matches these: the system
+sets the time of a change, and no program can choose it. So a copy is recognised when it is opened. Deleting `owner`
+has the same effect, so the lock is on the folder.
 
-Every transaction stores its own number in a table of this module. The number that a meta page has must be the one in
-its tree: a page that the disk has changed could otherwise present an older state of the data as the newest.
+Every transaction stores its own number in a table of this module. The number in a meta page must match the one in its
+tree: otherwise a page that the disk has changed could present an older state of the data as the newest.
 
 The node opens one engine for each bucket. This is the only module of the store that touches files.
 """
@@ -41,7 +41,7 @@ VIEWS_WAIT_S = 30.0
 _READERS_MAX = 512
 _FILE, _LOCK_FILE, _OWNER = "data.mdb", "lock.mdb", "owner"
 _LOCK_BYTES = 64 * 1024
-"""Room for the readers, which LMDB keeps in a file that it maps."""
+"""The size of the file in which LMDB keeps its readers. LMDB maps it."""
 _NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _ROOM_BYTES_MIN = 64 * 1024
 _OWN_TABLE = b"engine"
@@ -123,11 +123,11 @@ class LmdbEngine:
         count_block_writes(self.block_versions, changes)
 
     def close(self) -> None:
-        """Wait until no thread reads any more, then close.
+        """Wait until no view is open, then close.
 
-        Closing unmaps the file, and a kernel that reads its pages at that moment would end the process. A view that is
-        open for longer than `VIEWS_WAIT_S` leaves the file mapped. Does nothing the second time: by then the number of
-        the lock may be another file's.
+        Closing unmaps the file, and a kernel that reads its pages at that moment would crash the process. If a view is
+        open for longer than `VIEWS_WAIT_S`, the file stays mapped. A second call does nothing: by then the descriptor
+        of the lock may belong to another file.
         """
         if self._lock is None:
             return
@@ -138,8 +138,8 @@ class LmdbEngine:
             if is_unread:
                 self._environment.close()
             if not self._is_read_only and (self.was_left_alone or self._was_written):
-                # A copy that was never opened as a bucket stays one: a start may be given up before that. Data without
-                # the note is taken for a copy, which costs a branch and is never wrong: a full disk is no fault here.
+                # A copy that was never opened as a bucket remains one: a start may fail before that. Data without the
+                # note counts as a copy, which costs a branch and is never wrong, so a full disk is no error here.
                 with suppress(OSError):
                     replace_file(self._folder / _OWNER, _identity(self._folder / _FILE) or b"", is_private=True)
         os.close(self._lock)
@@ -169,7 +169,7 @@ class _LmdbView:
 
 
 def _lock_folder(folder: Path) -> int:
-    """Lock a folder for this process; the lock goes with the process, however it ends."""
+    """Lock a folder for this process. The lock ends with the process, however that ends."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,16 +184,16 @@ def _lock_folder(folder: Path) -> int:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether making an engine was cut short before it had any data. There may be no room now to open it."""
+    """Whether creating an engine was interrupted before it had data. The disk may be too full now to open it."""
     data = folder / _FILE
     has_data = data.exists() and data.stat().st_size > 0
     return folder.is_dir() and not has_data and {file.name for file in folder.iterdir()} <= {_FILE, _LOCK_FILE}
 
 
 def _allocate(file: Path, size_bytes: int) -> None:
-    """Give a file its blocks before it is mapped: to touch a page that the disk has no room for ends the process.
+    """Give a file its blocks before it is mapped: touching a page that the disk has no room for ends the process.
 
-    A file that has them needs no room for this, so a node that was killed can start on a full disk.
+    A file that has its blocks needs no more room, so a node that was killed can start on a full disk.
     """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -203,7 +203,7 @@ def _allocate(file: Path, size_bytes: int) -> None:
 
 
 def _identity(file: Path) -> bytes | None:
-    """Which file it is, and when it was last changed; None where there is none."""
+    """Return the inode of a file and when it was last changed; None if there is no file."""
     try:
         status = file.stat()
     except FileNotFoundError:
@@ -239,8 +239,8 @@ def _unusable(folder: Path, reason: str) -> StoreError:
 
 
 def _has_room(folder: Path) -> bool:
-    """Whether the file could have grown. LMDB calls it an I/O error when the system wrote a part of what it gave it,
-    which is what happens on a disk that is just getting full."""
+    """Whether the file could have grown. LMDB reports an I/O error if the system wrote only a part of the data, which
+    happens on a disk that is just getting full."""
     disk = os.statvfs(folder)
     size_bytes_max = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     size_bytes = (folder / _FILE).stat().st_size if (folder / _FILE).exists() else 0
@@ -250,14 +250,14 @@ def _has_room(folder: Path) -> bool:
 
 # --- the pages of the file, checked before LMDB itself follows them -----------------------------------------------
 #
-# LMDB trusts its file. It maps it into memory and goes where page numbers and offsets lead, so a file that was cut or
-# overwritten does not end in an error but in SIGBUS, SIGSEGV, or other rows than were stored. The trees are small,
-# since nearly everything is in values with pages of their own, so walking them all takes little beside the reading of
-# the data that follows. The file's size alone would not do: sound files can be shorter than their meta page says, when
-# the last pages were taken and freed within one transaction.
+# LMDB trusts its file. It maps the file into memory and follows page numbers and offsets, so a file that was cut or
+# overwritten causes not an error but SIGBUS, SIGSEGV, or wrong rows. The trees are small, since nearly everything is
+# in values with pages of their own, so walking them takes little time compared with reading the data afterwards. The
+# file's size alone is not enough: sound files can be shorter than their meta page says, if the last pages were taken
+# and freed within one transaction.
 #
-# `lmdb.verify` has the same purpose, but version 3.0.0 takes a value that was overwritten by a shorter one within one
-# transaction for damage. What no walk can see is damage inside values: that is what their checksums are for.
+# `lmdb.verify` has the same purpose, but version 3.0.0 reports a value that was overwritten by a shorter one within
+# one transaction as damage. No walk can see damage inside values: their checksums do.
 #
 # Pages of LMDB 0.9, little-endian:
 #
@@ -265,8 +265,8 @@ def _has_room(folder: Path) -> bool:
 #     8   unused                      14  start of nodes       the number of pages that a large value takes
 #     16  the list of nodes: where in the page each one starts. On a meta page: `_META`
 #
-# A node has the length of its data in 4 bytes, flags, the length of its key, key and data. In a branch the first three
-# fields but the last are the number of the page below.
+# A node has the length of its data in 4 bytes, flags, the length of its key, key and data. In a branch the length of
+# the data and the flags are together the number of the page below.
 
 
 _META = struct.Struct("<QHHI IIQQ 48s48s QQ")
@@ -277,21 +277,21 @@ _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _BRANCH, _LEAF, _LARGE, _IS_META = 0x01, 0x02, 0x04, 0x08
 _LARGE_VALUE, _SUBTREE = 0x01, 0x02
 _FREE_FLAGS = 0x08
-"""Of the tree of free pages: its keys are integers."""
+"""The flag of the tree of free pages: its keys are integers."""
 _FREE, _MAIN = "the free list", "the list of tables"
 _NO_ROOT = 2**64 - 1
 _METAS = 2
 _PAGE_BYTES_MAX = 0x10000
 _DEPTH_MAX = 32
 _SHORT_PAGES_MAX = 2**20
-"""How many pages a sound file may lack at its end: what one transaction takes and frees again."""
+"""How many pages a sound file may lack at its end: those that one transaction took and freed again."""
 
 
 def check_pages(path: Path, tables: Collection[str]) -> None:
-    """Raise `DataDamaged` where LMDB could not read a file without harm. A file that is not there yet is sound.
+    """Raise `DataDamaged` if LMDB can't read a file safely. A file that does not exist yet is sound.
 
-    `tables` are those that are to be opened: one that is missing while there is another of an unknown name has lost its
-    name, and would be created again, empty.
+    `tables` are those that are to be opened. If one is missing and there is one with an unknown name, the table has
+    lost its name, and would be created again, empty.
     """
     if lmdb.version()[:2] != (0, 9) or sys.byteorder != "little" or sys.maxsize < 2**32:
         return  # Other builds have other pages.
@@ -309,12 +309,12 @@ def check_pages(path: Path, tables: Collection[str]) -> None:
 
 
 class _Damage(Exception):
-    """What is wrong, for `check_pages` to report."""
+    """The damage that was found, for `check_pages` to report."""
 
 
 @dataclass(slots=True)
 class _Tree:
-    """A tree as its record has it, and what has been found of it."""
+    """A tree as its record describes it, and what the walk has found of it."""
 
     name: str
     flags: int
@@ -327,7 +327,7 @@ class _Tree:
     found: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("branch", "leaf", "large", "entries"), 0))
     last_key: bytes = b""
     floor: bytes = b""
-    """The key of the branch that leads to the next leaf: nothing there is below it."""
+    """The key of the branch that leads to the next leaf: no key there is below it."""
 
     @classmethod
     def decode(cls, name: str, record: bytes) -> _Tree:
@@ -338,20 +338,20 @@ class _Tree:
         return self.name == _FREE
 
     def check_branch(self, key: bytes) -> None:
-        """All that is left of a branch is below its key."""
+        """Check that all keys before a branch are below its key."""
         self.floor = self._in_order(key)
         if self.floor <= self.last_key:
             raise _Damage(f"the branches of {self.name} are not in order")
 
     def check_key(self, key: bytes) -> None:
-        """Keys rise over all leaves."""
+        """Check that keys rise over all leaves."""
         ordered = self._in_order(key)
         if ordered <= self.last_key or ordered < self.floor:
             raise _Damage(f"the keys of {self.name} are not in order")
         self.last_key = ordered
 
     def _in_order(self, key: bytes) -> bytes:
-        """A key as bytes compare. Those of the free list are integers."""
+        """Return a key in the form that compares as bytes. Keys of the free list are integers."""
         if not key or (self.is_free_list and len(key) != 8):
             raise _Damage(f"a key of {self.name} has {len(key)} bytes")
         return key[::-1] if self.is_free_list else key
@@ -371,10 +371,10 @@ class _File:
         self._free_lists: list[bytes] = []
         self._names: set[str] = set()
         self._mains: list[tuple[int, _Tree]] = []
-        """The number and the tree of tables of each meta page."""
+        """The transaction number of each meta page, and its tree of tables."""
 
     def check(self) -> set[str]:
-        """The names of the tables, if all is sound."""
+        """Check the file. Returns the names of the tables if it is sound."""
         free, main = self._newest_trees()
         self._check_numbers()
         self._used = np.zeros(self._last_page + 1, dtype=np.bool_)
@@ -386,7 +386,7 @@ class _File:
     # --- meta pages -----------------------------------------------------------------------------------------------
 
     def _newest_trees(self) -> tuple[_Tree, _Tree]:
-        """The roots of the newest transaction, which is in one of the two meta pages in turn."""
+        """Return the roots of the newest transaction. Transactions use the two meta pages in turn."""
         metas = []
         for number in range(_METAS):
             fields = _META.unpack(self._read(number * self._page_bytes if number else 0, _META.size))
@@ -411,9 +411,9 @@ class _File:
         return free_tree, main_tree
 
     def _check_numbers(self) -> None:
-        """Each meta page has the number of the transaction whose tree it leads to.
+        """Check that each meta page has the number of the transaction whose tree it leads to.
 
-        The tree of the older one is still whole: LMDB takes no page of it before the next transaction is on its way. A
+        The tree of the older one is still whole: LMDB reuses no page of it before the next transaction has begun. A
         compacted copy (`mdb_copy -c`) counts from 0 again.
         """
         is_compacted = [transaction for transaction, _ in self._mains] == [0, 1]
@@ -423,7 +423,7 @@ class _File:
                 raise _Damage(f"the meta page of transaction {transaction} leads to the data of another one")
 
     def _stored_number(self, main: _Tree) -> int | None:
-        """The number that a transaction has stored of itself; `_LOST` where its row has lost its key, None without."""
+        """Return the number that a transaction stored; `_LOST` if its row has lost its key, None if there is none."""
         try:
             record = self._find(main, _OWN_TABLE)
             table = None if record is None else _Tree.decode("", record)
@@ -432,10 +432,10 @@ class _File:
             stored = self._find(table, _TRANSACTION)
             return _LOST if stored is None else int(_NUMBER.unpack(stored)[0])
         except (_Damage, struct.error):
-            return None  # In the newest tree the walk finds it; in the older one it does no harm.
+            return None  # The walk finds damage in the newest tree; in the older one it does no harm.
 
     def _find(self, tree: _Tree, key: bytes) -> bytes | None:
-        """The value of a key, if its page holds it."""
+        """Return the value of a key, if its page holds it."""
         number = tree.root
         for level in range(tree.depth):
             page = self._read(number * self._page_bytes, self._page_bytes)
@@ -478,7 +478,7 @@ class _File:
                 tree.check_key(key)
                 self._check_value(tree, page[key_at + key_bytes :], low | high << 16, node_flags, key)
                 continue
-            if index:  # LMDB does not look at the key of a page's first branch.
+            if index:  # LMDB does not read the key of a page's first branch.
                 tree.check_branch(key)
             self._walk_page(tree, low | high << 16 | node_flags << 32, level=level + 1)
 
@@ -500,7 +500,7 @@ class _File:
     # --- values ---------------------------------------------------------------------------------------------------
 
     def _check_value(self, tree: _Tree, rest: bytes, value_bytes: int, flags: int, key: bytes) -> None:
-        """`rest` is the page from where the value, or its page number, stands."""
+        """Check a value. `rest` is the page from the value, or its page number, on."""
         tree.found["entries"] += 1
         if flags not in (0, _LARGE_VALUE, _SUBTREE) or (flags == _SUBTREE) != (tree.name == _MAIN):
             raise _Damage(f"a row of {tree.name} is of no known kind")
@@ -521,7 +521,7 @@ class _File:
             self._free_lists.append(value)
 
     def _take_large(self, first: int, value_bytes: int) -> int:
-        """The pages of a large value. Overwritten by a shorter one it keeps more than it needs."""
+        """Take the pages of a large value. One that was overwritten by a shorter one keeps more pages than it needs."""
         needed = -(-(_PAGE.size + value_bytes) // self._page_bytes)
         self._take(first, 1)
         number, _, flags, pages_low, pages_high = _PAGE.unpack(self._read(first * self._page_bytes, _PAGE.size))
@@ -536,13 +536,13 @@ class _File:
     # --- pages ----------------------------------------------------------------------------------------------------
 
     def _take(self, first: int, count: int) -> None:
-        """Every page has one use."""
+        """Mark pages as used. Every page has only one use."""
         if not _METAS <= first <= first + count <= self._last_page + 1 or self._used[first : first + count].any():
             raise _Damage(f"page {first} is used twice, or is beyond the last")
         self._used[first : first + count] = True
 
     def _check_free_lists(self) -> None:
-        """A page that is both free and in use would be overwritten some day."""
+        """Check that no page is both free and in use: it would be overwritten some day."""
         for encoded in self._free_lists:
             numbers = np.frombuffer(encoded[: len(encoded) // 8 * 8], dtype="<u8")
             if not len(numbers) or numbers[0] != len(numbers) - 1:

@@ -1,9 +1,9 @@
-"""Making, opening and closing buckets: the node does so when it starts and stops.
+"""Create, open and close buckets: the node does so when it starts and stops.
 
-Opening reads the facts, takes what the journal still holds, and rebuilds the index from the stored changes; it checks
+Opening reads the facts and what the journal still holds, and rebuilds the index from the stored changes; it checks
 every frame, so that the rest of the store can trust them. A bucket that was not closed in order gets a new branch in
-the failover log of every active vbucket: what it had answered just before it died can't be known. So does one that is a
-copy, or was brought back from one: its original may have gone on, and given the seqnos that come next to other changes.
+the failover log of every active vbucket, because what it answered just before it died is unknown. So does a copy or a
+restored backup: its original may have continued, and given the next seqnos to other changes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def create_bucket(
     secret: tuple[int, int],
     rows: Mapping[bytes, bytes] = MappingProxyType({}),
 ) -> Bucket:
-    """A new bucket with no vbuckets. `rows` are stored with it, as by `Bucket.put_rows`."""
+    """Create a bucket with no vbuckets. `rows` are stored with it, as by `Bucket.put_rows`."""
     bucket = Bucket(engine, facts, Manifest(), environment=environment, secret=secret, next_commit=1)
     bucket.engine.write(
         [
@@ -68,22 +68,22 @@ def create_bucket(
 
 
 def stored_facts(engine: Engine) -> BucketFacts | None:
-    """The facts of the bucket that an engine holds, or None where it holds none."""
+    """Return the facts of the bucket that an engine holds, or None if it holds none."""
     with engine.view() as view:
         encoded = view.get(Table.BUCKET, BUCKET_FACTS)
         if encoded is not None:
             return BucketFacts.decode(encoded)
         if any(view.last_before(table, LAST) is not None for table in Table):
-            # A new bucket must not be made over what is left of another.
+            # A new bucket must not be created over the remains of another.
             raise _damaged("the data holds a bucket without its facts")
         return None
 
 
 def open_bucket(engine: Engine, *, environment: StoreEnvironment, secret: tuple[int, int]) -> Bucket:
-    """The bucket that an engine holds, as it was when it was last durable.
+    """Open the bucket that an engine holds, as it was when it was last durable.
 
-    A vbucket that is damaged is stopped, and the others are there; damage to what belongs to all of them is an error. A
-    commit of the journal that is damaged stops the vbuckets that it has changes of.
+    A damaged vbucket is stopped, and the others are served; damage to what belongs to all of them raises
+    `DataDamaged`. A damaged commit of the journal stops the vbuckets that it may have changes of.
     """
     facts = stored_facts(engine)
     if facts is None:
@@ -91,7 +91,7 @@ def open_bucket(engine: Engine, *, environment: StoreEnvironment, secret: tuple[
     engine = CheckedEngine.over(engine, facts.name)
     with engine.view() as view:
         for _ in view.scan(Table.BUCKET, FIRST, LAST):
-            """A name that the disk has changed is not missed below: its row is checked here."""
+            """Check every row: one whose key the disk has changed would go unnoticed below."""
         manifest = stored_manifest(view)
         was_clean = engine.was_left_alone and view.get(Table.BUCKET, CLEAN_STOP) is not None
         next_commit, commits, damaged = 1, list[GroupCommit](), dict[int, set[int]]()
@@ -112,7 +112,7 @@ def open_bucket(engine: Engine, *, environment: StoreEnvironment, secret: tuple[
 
 
 def _stored_vbuckets(view: CheckedView, facts: BucketFacts) -> list[int]:
-    """The vbuckets of which facts or changes are stored. Where the facts are missing, the changes still say so."""
+    """Return the vbuckets that have stored facts or changes. The changes show a vbucket whose facts are missing."""
     found = {int(vbucket_of_key(key)) for key, _ in view.sizes(Table.VBUCKETS, FIRST, LAST)}
     key = FIRST
     while (row := next(view.sizes(Table.BLOCKS, key, LAST), None)) is not None:
@@ -126,8 +126,8 @@ def _stored_vbuckets(view: CheckedView, facts: BucketFacts) -> list[int]:
 
 
 def _open_vbucket(bucket: Bucket, view: CheckedView, vbucket: int) -> None:
-    """Load a vbucket, or stop it where it is damaged."""
-    # What its state was, a vbucket without sound facts does not show.
+    """Load a vbucket, or stop it if it is damaged."""
+    # The state of a vbucket without sound facts is unknown.
     unknown = VBucketFacts(state=VBucketState.DEAD, failover_log=FailoverLog.start(bucket.environment.new_vbuuid()))
     try:
         stored = view.get(Table.VBUCKETS, vbucket_key(vbucket))
@@ -173,7 +173,7 @@ def _damaged(reason: str) -> DataDamaged:
 
 
 def close_bucket(bucket: Bucket) -> None:
-    """Commit what is pending and leave the mark of a clean stop. The engine stays open."""
+    """Commit pending changes and store the mark of a clean stop. The engine stays open."""
     assert bucket.in_flight is None, "a stop is clean only if nothing is lost"
     bucket.begin_due_branches()
     bucket.commit_now()
@@ -218,7 +218,7 @@ def load_vbucket(bucket: Bucket, view: CheckedView, vbucket: int) -> None:
 
 
 def _load_run(bucket: Bucket, vbucket: int, run: Bytes, *, commit: int) -> dict[int, int]:
-    """Enter a run. Returns the collections that are flushed in it, each with the seqno of that."""
+    """Enter a run. Returns the collections that it flushes, each with the seqno of the last flush."""
     flushes: dict[int, int] = {}
     numbers = bucket.numbers
     bucket.index_changes(vbucket, run, documents=count_documents(run), commit=commit)
@@ -234,7 +234,7 @@ def _load_run(bucket: Bucket, vbucket: int, run: Bytes, *, commit: int) -> dict[
 
 
 def _read_commit(key: bytes, value: memoryview, vbuckets: int) -> GroupCommit | None:
-    """A commit of the journal; None if its changes can't be told apart."""
+    """Return a commit of the journal; None if its frames can't be separated."""
     data = as_run(value).copy()
     group_starts = np.empty(vbuckets + 1, dtype=np.int64)
     if not group_starts_of(data, group_starts):
@@ -243,11 +243,11 @@ def _read_commit(key: bytes, value: memoryview, vbuckets: int) -> GroupCommit | 
 
 
 def _vbuckets_of_damaged(value: memoryview, vbuckets: int) -> set[int]:
-    """The vbuckets that a damaged commit may have changes of.
+    """Return the vbuckets that a damaged commit may have changes of.
 
-    It is those that its frames name, if the frames are whole and each key belongs to the vbucket that its frame names:
-    then it is neither a length nor a name of a vbucket that the disk has changed. Where that is in doubt, it is all of
-    them: one that lost a change unnoticed would give its seqno away a second time.
+    These are the vbuckets that its frames name, if the frames are whole and each key belongs to the vbucket that its
+    frame names: then the disk has changed neither a length nor a vbucket's number. If in doubt, these are all
+    vbuckets: one that lost a change unnoticed would use its seqno a second time.
     """
     commit = _read_commit(commit_key(0), value, vbuckets)
     named: set[int] = set()
@@ -274,7 +274,7 @@ def _mark_open(bucket: Bucket, *, was_clean: bool) -> None:
     try:
         bucket.engine.write([DeleteRow(Table.BUCKET, CLEAN_STOP), *rows])
     except StoreFull:
-        # It can be read on a full disk. As long as nothing is written, no seqno is given on a branch that has ended.
+        # A bucket can be read on a full disk. Until something is written, no seqno is given on a branch that ended.
         bucket.is_as_found = True
         bucket.due_branches = {vbucket: facts.failover_log for vbucket, facts in branched.items()}
         return

@@ -1,15 +1,15 @@
 """Prepares: durable writes that have begun and are not decided yet, and how durable writes are stored.
 
-The bucket holds one `UndecidedPrepares`, enters prepares in it and decides them. Others read `Bucket.prepares`, which
-is the same to be read. Nothing here writes to a bucket.
+The bucket holds one `UndecidedPrepares`, enters prepares in it and decides them. Others read the same object as
+`Bucket.prepares`. Nothing here writes to a bucket.
 
-A durable write is stored twice. It begins as a *prepare*, which is a DCP prepare frame with a seqno of its own; no
-client sees it as a document. It ends as a *commit* or as an *abort*.
+A durable write is stored twice. It begins as a *prepare*, which is a DCP prepare frame with its own seqno; no client
+sees it as a document. It ends as a *commit* or as an *abort*.
 
-- A commit is stored as the mutation or deletion itself, with a new seqno and the prepare's CAS and revision. So a
-  consumer that knows nothing of durable writes reads it as it lies. Its opaque field, which is 0 in all other stored
-  frames, holds the distance from the prepare's seqno to its own: that marks it as a commit, and of which prepare.
-- An abort is a DCP abort frame, but for the order of its two numbers: in all that is stored the first is the seqno of
+- A commit is stored as the mutation or deletion itself, with a new seqno and the prepare's CAS and revision, so a
+  consumer that does not know durable writes can read it. Its opaque field, which is 0 in all other stored frames,
+  holds the distance from the prepare's seqno to its own: that marks it as the commit of this prepare.
+- An abort is a DCP abort frame with its two numbers swapped: in all stored frames the first number is the seqno of
   the frame itself, so the abort's own comes before that of the prepare. Its CAS says when it was written.
 
 Undecided prepares are held in memory by key. They are rebuilt from the stored frames when a vbucket is loaded.
@@ -69,7 +69,7 @@ class PendingPrepare:
     frame: bytes
     """The prepare as it is stored."""
     commit: int = 0
-    """The commit that makes it durable; 0 where it was read back."""
+    """The commit that makes it durable; 0 if it was read back from disk."""
 
     @property
     def encoded_key(self) -> bytes:
@@ -81,19 +81,19 @@ class PendingPrepare:
 
 
 class Prepares:
-    """The undecided prepares of a bucket, to be read."""
+    """The undecided prepares of a bucket, for reading."""
 
     def __init__(self, vbuckets: int) -> None:
         self._counts = np.zeros(vbuckets, dtype=np.int64)
         self._high_prepared = np.zeros(vbuckets, dtype=np.uint64)
         self.counts = read_only(self._counts)
-        """How many each vbucket has."""
+        """The number of prepares of each vbucket."""
         self.high_prepared = read_only(self._high_prepared)
-        """The highest seqno of a prepare, as far as this was seen since the vbucket was loaded."""
+        """The highest seqno of a prepare that was seen in each vbucket since the vbucket was loaded."""
         self.held_bytes = 0
         self._by_key: dict[int, OrderedDict[bytes, PendingPrepare]] = {}
-        """By vbucket, oldest first: they come in the order of their seqnos. Unlike a plain dict, an ordered one finds
-        its first entry at once, however many before it are gone."""
+        """By vbucket, oldest first, which is the order of their seqnos. Unlike a plain dict, an `OrderedDict` finds
+        its first entry at once, however many before it were removed."""
 
     def find(self, vbucket: int, collection_id: CollectionId, key: bytes) -> PendingPrepare | None:
         return self.find_encoded(vbucket, encode_collection_id(collection_id) + key) if self.counts[vbucket] else None
@@ -123,10 +123,10 @@ class Prepares:
 
 
 class UndecidedPrepares(Prepares):
-    """The same to be written to, which is for modules of the store."""
+    """The same, for modules of the store to write to."""
 
     def add(self, prepare: PendingPrepare) -> None:
-        """Enter a prepare. An older one of the same key was decided in a way that left no trace."""
+        """Add a prepare. It replaces an older one of the same key, whose decision left no trace."""
         vbucket = prepare.vbucket
         found = self._by_key.setdefault(vbucket, OrderedDict())
         older = found.pop(prepare.encoded_key, None)
@@ -139,7 +139,7 @@ class UndecidedPrepares(Prepares):
         self._high_prepared[vbucket] = max(int(self._high_prepared[vbucket]), prepare.seqno)
 
     def remove(self, prepare: PendingPrepare) -> None:
-        """A prepare is decided."""
+        """Remove a prepare that is decided."""
         removed = self._by_key[prepare.vbucket].pop(prepare.encoded_key)
         assert removed.is_same(prepare), "a prepare is decided once"
         self._removed(removed)
@@ -149,13 +149,13 @@ class UndecidedPrepares(Prepares):
         self.held_bytes -= len(prepare.frame)
 
     def clear(self, vbucket: int) -> None:
-        """The vbucket is removed, or empty, or about to be loaded."""
+        """Drop the prepares of a vbucket that is removed, emptied or about to be loaded."""
         for prepare in self._by_key.pop(vbucket, {}).values():
             self.held_bytes -= len(prepare.frame)
         self._counts[vbucket] = self._high_prepared[vbucket] = 0
 
     def enter_run(self, vbucket: int, run: Bytes) -> None:
-        """Take what a stored run says of prepares. Only those that it leaves undecided are looked at one by one."""
+        """Remove the prepares that a stored run decides, and add those that it leaves undecided."""
         starts, completed = sync_frames(run)
         if not len(starts) and not len(completed):
             return
@@ -168,7 +168,7 @@ class UndecidedPrepares(Prepares):
         _fill_seqnos(run, starts, seqnos)
         for start in starts[~np.isin(seqnos, completed)].tolist():
             self.add(_read_back(vbucket, run, start))
-        # Those that began and ended within the run count as well.
+        # This includes prepares that began and ended within the run.
         self._high_prepared[vbucket] = max(int(self._high_prepared[vbucket]), int(seqnos.max(initial=0)))
 
 
@@ -184,29 +184,29 @@ def _read_back(vbucket: int, run: Bytes, start: int) -> PendingPrepare:
 
 
 def decode_prepare(frame: bytes) -> Prepare:
-    """The prepare in a stored frame."""
+    """Return the prepare in a stored frame."""
     prepare = decode_stored(frame)
     assert isinstance(prepare, Prepare), "only prepares are decided"
     return prepare
 
 
 def commit_opaque(distance: int) -> int:
-    """What marks a commit: its distance from the prepare. One that is too far goes as a plain change, which decides the
-    prepare as well."""
+    """Return the opaque that marks a commit: its distance from the prepare. A commit that is too far away is stored as
+    a plain change, which decides the prepare as well."""
     assert distance > 0, "a commit comes after its prepare"
     return distance if distance <= _DISTANCE_MAX else 0
 
 
 def decide_by_changes(prepares: UndecidedPrepares, vbucket: int, run: Bytes, secret: Column) -> None:
-    """A change that was received for a document with an undecided prepare is its commit, though it does not say so.
+    """Treat a received change of a document with an undecided prepare as the commit of that prepare.
 
-    Producers send it so where the prepare may have been compacted away. `run` lies in the pending commit, and is marked
-    there.
+    Producers send a plain change if the prepare may have been compacted away. `run` is in the pending commit, and is
+    marked as a commit there.
     """
     undecided = int(prepares.counts[vbucket])
     if not undecided:
         return
-    # Each run costs what is in it, however much is undecided: many runs are short, and many prepares may be waiting.
+    # The cost depends on the run, however much is undecided: many runs are short, and many prepares may be waiting.
     is_short = len(run) // _FRAME_BYTES_MIN < undecided
     starts = _change_starts(run) if is_short else changes_of(run, prepares.keys_of(vbucket), secret)
     for start in starts:
@@ -220,7 +220,7 @@ def decide_by_changes(prepares: UndecidedPrepares, vbucket: int, run: Bytes, sec
 
 
 def _change_starts(run: Bytes) -> list[int]:
-    """Where the changes of documents start."""
+    """Return where the changes of documents start."""
     starts, at = [], 0
     while at < len(run):
         if int(run[at + 1]) in _CHANGES:
@@ -233,7 +233,7 @@ def _change_starts(run: Bytes) -> list[int]:
 
 
 def sync_frames(run: Bytes, *, end_seqno: int = SEQNO_MAX) -> tuple[Column, Column]:
-    """Where the prepares of a run start, and the seqnos of the prepares that it commits or aborts, up to a seqno."""
+    """Return where a run's prepares start, and the seqnos of the prepares that it commits or aborts, up to a seqno."""
     frames_max = len(run) // _FRAME_BYTES_MIN + 1
     starts, completed = np.empty(frames_max, dtype=np.int64), np.empty(frames_max, dtype=np.uint64)
     started, ended = _sync_frames(run, u64(end_seqno), starts, completed)
@@ -241,7 +241,7 @@ def sync_frames(run: Bytes, *, end_seqno: int = SEQNO_MAX) -> tuple[Column, Colu
 
 
 def changes_of(run: Bytes, keys: list[bytes], secret: Column) -> list[int]:
-    """Where the changes start that may be of these documents. The keys have the form in which they are stored."""
+    """Return where the changes start that may be of these documents. `keys` are as they are stored."""
     hashes = [siphash128(as_run(key), 0, len(key), secret[0], secret[1])[0] for key in keys]
     starts = np.empty(len(run) // _FRAME_BYTES_MIN + 1, dtype=np.int64)
     count = _frames_of_keys(run, np.sort(np.array(hashes, dtype=np.uint64)), secret, starts)
@@ -270,14 +270,14 @@ def _sync_frames(run: AnyBytes, end_seqno: UInt64, starts: Int64s, completed: UI
 
 @kernel
 def _fill_seqnos(run: AnyBytes, starts: Int64s, seqnos: UInt64s) -> None:
-    """The seqnos of the frames that start there."""
+    """Enter the seqnos of the frames that start at `starts`."""
     for item in range(len(starts)):
         seqnos[item] = load_u64(run, starts[item] + 24)
 
 
 @kernel
 def _frames_of_keys(run: Bytes, hashes: UInt64s, secret: UInt64s, starts: Int64s) -> int:
-    """Where the changes of documents start whose keys have one of these hashes. Returns how many there are."""
+    """Find where the changes of documents start whose keys have one of these hashes. Returns how many there are."""
     at = i64(0)
     count = i64(0)
     while at < len(run):

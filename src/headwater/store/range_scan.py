@@ -1,14 +1,14 @@
 """Range scans: the documents of one collection in one vbucket, in the order of their keys, as they were at one moment.
 
-Handlers of the key-value side begin a scan and take it part by part. It sees what was durable when it began: it holds a
-view of the blocks and copies of what was young then, until it is closed. To walk all of that may take long, so a scan
-is begun and taken in threads, one part at a time, and may be closed meanwhile.
+Handlers of the key-value side begin a scan and take its results part by part. A scan sees what was durable when it
+began: until it is closed, it holds a view of the blocks and copies of the changes that were young. Walking all of
+these may take long, so a scan is begun and taken in threads, one part at a time, and may be closed meanwhile.
 
-No part of the store knows the order of keys: changes lie in the order of their seqnos, and the index has hashes. So a
-scan walks all changes of the vbucket and keeps the lowest keys that it meets, as many as a chunk holds. When the chunk
-is full, the higher half is dropped, and so is all above it from then on. When the chunk has been given out, the next
-walk begins above it. A vbucket of fewer keys than a chunk, which is nearly any, is walked once. Changes come oldest
-first and keys are sorted stably, so of several versions the last is the newest; it counts if it is a live document.
+The store has no order of keys: changes are stored in the order of their seqnos, and the index has hashes. So a scan
+walks all changes of the vbucket and keeps the lowest keys that it meets, as many as a chunk holds. When the chunk is
+full, the scan drops its higher half and ignores keys above the rest from then on. Once the chunk has been returned,
+the next walk begins above it. A vbucket with fewer keys than a chunk, as nearly all have, is walked once. Changes come
+oldest first and the sort is stable, so the last of several versions is the newest; it counts if it is a live document.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ _KEY_BYTES_MEAN = 64
 """Room in a chunk for each key. If keys are longer, the chunk holds fewer."""
 ABOVE_ALL_KEYS = b"\xff" * (KEY_BYTES_MAX + 1)
 _META_BYTES = 25
-"""In front of a document in a part: flags, expiry, seqno, CAS and datatype."""
+"""The bytes before a document in a part: flags, expiry, seqno, CAS and datatype."""
 _NO_DOCUMENT = -1
-"""In place of where a frame starts, for a version that is deleted or has expired."""
+"""The frame start of a version that is deleted or has expired."""
 _COMPRESSED = -1
-"""In place of a count: the next document has to be inflated first."""
+"""Returned in place of a count: the next document has to be inflated first."""
 _DRAWS = 16
 _WALKED_BYTES_MAX = 1024 * 1024
 """The most that is read to find a random document of a nearly empty collection."""
@@ -81,7 +81,7 @@ _WALKED_BYTES_MAX = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """About so many documents, the same ones for the same seed; all where there are no more."""
+    """About this many documents, or all if there are fewer. The same seed selects the same ones."""
 
     documents: int
     seed: int
@@ -100,13 +100,13 @@ class ScanWanted:
 
 
 class RangeScan:
-    """See the module. It holds a view until it is closed, or until all that is left of it is in memory."""
+    """One scan (see the module). It holds a view until it is closed, or until all that is left of it is in memory."""
 
     def __init__(
         self, bucket: Bucket, vbucket: int, young: Sequence[GroupCommit], wanted: ScanWanted, *, now_s: int,
         chunk_keys: int = CHUNK_KEYS,
     ) -> None:  # fmt: skip
-        """`young` are the commits of the vbucket, which are for the event loop to take from the bucket."""
+        """`young` are the young commits of the vbucket; only the event loop may take them from the bucket."""
         self._lock = Lock()
         """Held while a part is made."""
         self._is_closed = False
@@ -133,9 +133,9 @@ class RangeScan:
         return self._given == len(self._order) and self._next_low is None
 
     def take(self, *, items_max: int, bytes_max: int, datatypes: Datatype) -> bytes:
-        """The next keys or documents, as they are sent: at least one, if there is one.
+        """Return the next keys or documents, encoded: at least one, if any is left.
 
-        `datatypes` are the bits that the receiver understands; the one for extended attributes where it wants them.
+        `datatypes` are the bits that the receiver understands; the bit for extended attributes only if it wants them.
         """
         with self._lock:
             part = b"" if self._is_closed else self._take(items_max, bytes_max, datatypes)
@@ -159,7 +159,7 @@ class RangeScan:
         return part
 
     def close(self) -> None:
-        """Release the view. A closed scan returns nothing more. Where a part is being made, that is the last."""
+        """Release the view. A closed scan returns nothing more, except the part that is being made."""
         self._is_closed = True
         if self._lock.acquire(blocking=False):
             self._runs, self._next_low = [], None
@@ -168,7 +168,7 @@ class RangeScan:
             self._lock.release()
 
     def _release(self) -> None:
-        """Release the view as soon as it is not needed."""
+        """Release the view as soon as it is no longer needed."""
         if self.is_complete or (self.wanted.keys_only and self._next_low is None):
             self._runs = []
             self._held.close()
@@ -183,13 +183,13 @@ class RangeScan:
         if count == _COMPRESSED:
             return 1, self._inflated(int(order[0]), datatypes)
         if used > bytes_max:
-            # The first is longer than a part, which is then as long as that.
+            # The first document is longer than a part, so the part becomes as long as that.
             out = np.empty(used, dtype=np.uint8)
             count, used = _write_documents(*places, datatypes, out)
         return count, out[:used].tobytes()
 
     def _inflated(self, item: int, datatypes: int) -> bytes:
-        """A document that its receiver, or its extended attributes, need uncompressed."""
+        """Return a document that has to be inflated, for its receiver or to remove its extended attributes."""
         run = self._runs[self._chunk.run_numbers[item]]
         document = decode_document(run[self._chunk.frame_starts[item] :].data)
         value, datatype = document.value, document.datatype
@@ -204,14 +204,14 @@ class RangeScan:
     # --- chunks ---------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        """Load chunks until one has something to give, or there is none left."""
+        """Load chunks until one has something to return, or none is left."""
         while self._given == len(self._order) and self._next_low is not None:
             self._order, self._given = self._next_chunk(), 0
             if self._draws is not None:
                 self._order = self._sampled(self._draws)
 
     def _next_chunk(self) -> Column:
-        """The lowest keys from `_next_low` on, in order."""
+        """Return the lowest keys from `_next_low` on, in order."""
         assert self._next_low is not None
         chunk, low, high = self._chunk, as_run(self._next_low), self.wanted.high
         chunk.count = 0
@@ -232,8 +232,8 @@ class RangeScan:
     # --- samples --------------------------------------------------------------------------------------------------
 
     def _begin_sample(self, sample: Sample) -> _Draws:
-        """Count what there is. As servers do, each document is drawn by itself, with the chance that gives the number
-        on average (kv_engine, range_scan_create.md)."""
+        """Count the matching documents. Like servers, draw each document independently, with the chance that gives the
+        number on average (kv_engine, range_scan_create.md)."""
         total = 0
         while self._next_low is not None:
             total += len(self._next_chunk())
@@ -260,20 +260,20 @@ class _Draws:
 
 
 def _runs(view: CheckedView, vbucket: int, young: Sequence[GroupCommit]) -> Iterator[Bytes]:
-    """The durable changes of a vbucket, oldest first, as runs that are valid as long as the view is open."""
+    """Yield the durable changes of a vbucket, oldest first, as runs that are valid as long as the view is open."""
     reached = 0
     for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket)):
         yield as_run(block)
         reached = block_last_seqno(key)
-    # While commits are settled, their changes lie both in them and in blocks.
+    # While commits are being settled, their changes are both in them and in blocks.
     for commit in young:
         run = commit.run(vbucket)
-        # A copy, as the run alone would keep the changes of all vbuckets in memory for as long as the scan lives.
+        # A copy, because a slice would keep the changes of all vbuckets in memory for as long as the scan lives.
         yield run[split_after(run, reached) :].copy()
 
 
 class _Chunk:
-    """Keys and where their documents are, as many as there is room for."""
+    """Keys and the places of their documents, up to a fixed number and size."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -290,14 +290,14 @@ class _Chunk:
         return lengths
 
     def newest(self) -> Column:
-        """The last version of each key, in the order of the keys."""
+        """Return the last version of each key, in the order of the keys."""
         order, scratch = np.empty(self.count, dtype=np.int64), np.empty(self.count, dtype=np.int64)
         _sort(self.keys, self.starts, order, scratch)
         kept = _last_of_each(self.keys, self.starts, order)
         return order[:kept]
 
     def make_room(self) -> bytes | None:
-        """Drop older versions, and where that is not enough the higher keys. Returns what is above those that stay."""
+        """Drop older versions, then higher keys if that is not enough. Returns the bound above the keys that stay."""
         order = self.newest()
         bound = None
         is_tight = 2 * len(order) > self.capacity or 2 * self.key_bytes[order].sum() > len(self.keys)
@@ -325,7 +325,7 @@ def has_change(bucket: Bucket, vbucket: int, seqno: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundDocument:
-    """Which document was found, if any; and if none was, whether there may be one that was not looked at."""
+    """The document that was found, if any; if none, `is_cut_short` says whether some were not looked at."""
 
     vbucket: VBucketId = VBucketId(0)
     entry: Entry | None = None
@@ -334,10 +334,10 @@ class FoundDocument:
 
 
 def random_document(bucket: Bucket, collection: CollectionId, *, draw: int, now_s: int) -> FoundDocument:
-    """Any document of a collection in an active vbucket; `draw` is a random number of 64 bits.
+    """Return any document of a collection in an active vbucket; `draw` is a random number of 64 bits.
 
-    Places of the index are drawn, and what is there is read to see its collection. Where that does not meet a small
-    collection, vbuckets are walked one after the other, from a random one on, as far as is bearable.
+    Draws places of the index, and reads the documents there to see their collection. If that misses a small
+    collection, walks the vbuckets one after the other, from a random one on, up to `_WALKED_BYTES_MAX`.
     """
     numbers = np.random.Generator(np.random.PCG64(draw))
     is_active = (bucket.numbers.states == VBucketState.ACTIVE) & (bucket.index.entries > 0)
@@ -392,8 +392,8 @@ def _collect(
     run: AnyBytes, run_number: int, at: int, collection: int, low: ReadOnlyBytes, high: ReadOnlyBytes, now_s: int,
     keys: Bytes, starts: Int64s, run_numbers: Int64s, frame_starts: Int64s, count: int,
 ) -> tuple[int, int]:  # fmt: skip
-    """Enter the changes of a run from `at` on whose keys are wanted. Returns where it stopped, for lack of room if not
-    at the end, and how many there are by now."""
+    """Enter the changes of a run from `at` on whose keys are wanted. Returns where it stopped, before the end if there
+    was no more room, and how many keys the chunk has now."""
     at = i64(at)
     count = i64(count)
     while at < len(run):
@@ -423,7 +423,7 @@ def _collect(
 
 @kernel
 def _sort(keys: Bytes, starts: Int64s, order: Int64s, scratch: Int64s) -> None:
-    """Put the numbers of keys in the order of these, and equal ones in their own: a merge sort."""
+    """Sort the numbers of keys by key; equal keys keep their order (a merge sort)."""
     count = len(order)
     for item in range(count):
         order[item] = item
@@ -454,7 +454,7 @@ def _sort(keys: Bytes, starts: Int64s, order: Int64s, scratch: Int64s) -> None:
 
 @kernel
 def _last_of_each(keys: Bytes, starts: Int64s, order: Int64s) -> int:
-    """Keep the last of equal keys in sorted order, at the front of it. Returns how many are kept."""
+    """Keep the last of equal keys, moved to the front of the sorted order. Returns how many are kept."""
     kept = i64(0)
     for place in range(len(order)):
         item = order[place]
@@ -469,7 +469,7 @@ def _last_of_each(keys: Bytes, starts: Int64s, order: Int64s) -> int:
 
 @kernel
 def _gather(keys: Bytes, starts: Int64s, order: Int64s, new_keys: Bytes, new_starts: Int64s) -> None:
-    """Copy keys to where they start from now on."""
+    """Copy keys to their new places."""
     for place in range(len(order)):
         item = order[place]
         copy_bytes(new_keys, new_starts[place], keys, starts[item], starts[item + 1] - starts[item])
@@ -480,9 +480,8 @@ def _draw_key(
     run: AnyBytes, collection: int, slots: UInt64Rows, tables: Int64Rows, vbucket: int, secret: UInt64s, now_s: int,
     draw: int, met: int,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Draw one of the live documents of a collection: each that is met takes the place of the one before with a chance
-    of one in as many as were met by then, which is the same for all in the end. Returns how many that are, and where
-    the key drawn from this run lies, if one was."""
+    """Draw one of the live documents of a collection, each with the same chance: the nth that is met replaces the one
+    before with a chance of 1 in n. Returns how many were met, and where the key drawn from this run lies, if any."""
     at = i64(0)
     start = i64(0)
     end = i64(0)
@@ -497,7 +496,7 @@ def _draw_key(
                 is_newest = slot >= 0 and slots[slot, SEQNO] == load_u64(run, at + 24)
                 if is_newest and (expiry == 0 or expiry > now_s):
                     met += 1
-                    # The hash of a key is as good as random, and differs with each draw by its number.
+                    # The hash of a key is as good as random; combined with `draw` it differs with each draw.
                     if ((low >> u64(1)) ^ u64(draw)) % u64(met) == 0:
                         start, end = key_at, key_at + key_bytes
         at += 24 + i64(load_u32(run, at + 8))
@@ -531,7 +530,7 @@ def _put_length(out: Bytes, at: int, length: int) -> int:
 
 @kernel
 def _write_keys(keys: Bytes, starts: Int64s, order: Int64s, bytes_max: int, out: Bytes) -> tuple[int, int]:
-    """Returns how many keys were written, and their bytes. One is, whatever its length."""
+    """Write keys, at least one whatever its length. Returns how many, and their bytes."""
     used = i64(0)
     for place in range(len(order)):
         item = order[place]
@@ -546,7 +545,7 @@ def _write_keys(keys: Bytes, starts: Int64s, order: Int64s, bytes_max: int, out:
 
 @kernel_part
 def _spans(run: Bytes, at: int, datatypes: int) -> tuple[int, int, int, int]:
-    """Where the key of a stored mutation starts, where its value does, what is sent of that, and the frame ends."""
+    """Where a stored mutation's key, its value, and the sent part of the value start, and where its frame ends."""
     key_at = at + 24 + i64(run[at + 4])
     value_at = key_at + i64(load_u16(run, at + 2))
     body_at = value_at + 4 + i64(load_u32(run, value_at)) if run[at + 5] & XATTR & ~datatypes else value_at
@@ -558,8 +557,8 @@ def _write_documents(
     addresses: Int64s, lengths: Int64s, run_numbers: Int64s, frame_starts: Int64s, order: Int64s, datatypes: int,
     out: Bytes,
 ) -> tuple[int, int]:  # fmt: skip
-    """Write as many documents as there is room for. Returns how many, and the bytes that they take, or that the first
-    would. Compressed ones that can't be sent as they are end the part, or are `_COMPRESSED` where they come first."""
+    """Write as many documents as fit. Returns how many, and their bytes, or the bytes that the first needs. A
+    compressed one that can't be sent as it is ends the part, or returns `_COMPRESSED` if it comes first."""
     used = i64(0)
     for place in range(len(order)):
         item = order[place]

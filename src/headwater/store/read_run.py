@@ -1,10 +1,9 @@
 """The read kernel: a run of gets and sub-document look-ups, from request bytes to answers in one pass.
 
-Key-value sessions call it with what has come. The kernel takes the requests as they lie in the receive buffer, looks
-each key up in the index, finds the newest version where it lies (`commits`) and writes the answer. It stops in
-front of the first request that is anything else, or that needs a closer look, such as one for a document that is locked
-or has expired, or a path with escapes, and leaves it to the handlers of `node.kv`, which must always give the same
-result.
+Key-value sessions call it with the bytes they have received. The kernel reads the requests in the receive buffer,
+looks each key up in the index, finds the newest version in memory (`commits`) and writes the answer. It stops before
+the first request that is anything else, or that needs a closer look, such as one for a locked or expired document, or
+a path with escapes. The handlers of `node.kv` answer that one; they must always give the same result as the kernel.
 """
 
 from __future__ import annotations
@@ -82,25 +81,25 @@ from headwater.store.vbuckets import ABSENT
 ANSWERS_BYTES = 256 * 1024
 """Limit for the answers of one call of the kernel; a single large document may exceed it."""
 WALKED_BYTES = 512 * 1024
-"""Limit for what the look-ups of one call walk through: about a millisecond. A document that takes longer, or is longer
-when it is inflated, is left to the handlers, which have it done beside the event loop."""
+"""Limit for the bytes that the look-ups of one call walk through: about a millisecond. A document that takes longer,
+or is longer when inflated, is left to the handlers, which process it beside the event loop."""
 _FLAGS_BYTES = 4
 _STORED_FLAGS_AT = HEADER_BYTES + 16
-"""In a stored mutation they follow seqno and revision."""
+"""In a stored mutation the flags follow seqno and revision."""
 _ACTIVE = int(VBucketState.ACTIVE)
 _SUCCESS = int(Status.SUCCESS)
 _KEY_ENOENT = int(Status.KEY_ENOENT)
 _NO_STARTS: Column = np.zeros(1, dtype=np.int64)
 _NO_COMMIT = -1
 _NO_ROOM, _UNUSUAL = -1, -2
-"""In place of where an answer ends."""
+"""Returned in place of the end of an answer."""
 
 
 _END, _OTHER, _ROOM, _BLOCKS, _DIRECTORY = range(5)
-"""Why the kernel stopped: no whole request is left; the next one is for the handlers; its answer has no room; where the
-blocks of its vbucket lie, or the directory of a block, has to be read first."""
+"""Why the kernel stopped: no whole request is left; the next one is for the handlers; its answer has no room; the
+blocks of its vbucket, or the directory of a block, must be entered first (`commits`)."""
 _DURABLE, _IN_FLIGHT, _PENDING = range(3)
-"""The newest of what the answers show: they wait until it is durable."""
+"""The newest change that the answers show: they wait until it is durable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +112,7 @@ class ReadRun:
     commit: int
     """The commit that has to be durable before the answers are sent; 0 for none."""
     walked_bytes: int
-    """Bytes of documents that look-ups have walked through, which their answers do not show."""
+    """The bytes of documents that look-ups have walked through, which the size of their answers does not show."""
 
 
 class DocumentReads:
@@ -127,15 +126,15 @@ class DocumentReads:
         self._answers: Bytes = np.empty(ANSWERS_BYTES, dtype=np.uint8)
 
     def answer_run(self, data: Bytes, *, collections: bool, datatypes: Datatype) -> ReadRun:
-        """Answer the gets at the front of `data`, about `ANSWERS_BYTES` of answers at most.
+        """Answer the gets and look-ups at the front of `data`, with about `ANSWERS_BYTES` of answers at most.
 
         `collections` says whether their keys have a collection id. `datatypes` are those that the client has
-        negotiated: a value that is stored compressed is inflated for one that does not know of that.
+        negotiated: a compressed value is inflated for a client without Snappy.
         """
         engine = self._bucket.engine
         versions = engine.block_versions
-        # Blocks may be written in another thread. What is known of them is good for this view if none was while it was
-        # taken: a page that is given up is not used for anything else as long as a view of before is open.
+        # Another thread may write blocks. The known addresses are valid for this view if no block was written while it
+        # was taken: a freed page is not reused as long as an earlier view is open.
         version = versions[-1]
         answers, at, written, reads, shows, walked = self._answers, 0, 0, 0, _DURABLE, 0
         with engine.unchecked.view() as view:
@@ -151,7 +150,7 @@ class DocumentReads:
                 elif stop == _ROOM and not written:
                     answers = np.empty(wanted, dtype=np.uint8)
                 elif stop != _DIRECTORY or not self._places.enter_directory(vbucket, wanted):
-                    break  # Where a directory is damaged the handlers find that, too, and know what to do.
+                    break  # The handlers find a damaged directory as well, and handle it.
         commit = 0 if shows == _DURABLE else self._bucket.pending.number - (shows == _IN_FLIGHT)
         responses = answers[:written].tobytes()
         return ReadRun(consumed_bytes=at, reads=reads, responses=responses, commit=commit, walked_bytes=walked)
@@ -162,8 +161,8 @@ class DocumentReads:
     ) -> tuple[int, int, int, int, int, int, int, int]:  # fmt: skip
         bucket, numbers = self._bucket, self._bucket.vbuckets
         index, pending, in_flight = bucket.index, bucket.pending, bucket.in_flight
-        # A request may have to wait for a durable write, which is the session's to see: to the kernel the vbuckets that
-        # have one are not here.
+        # A request may have to wait for a durable write, which the session checks: for the kernel, vbuckets with
+        # undecided durable writes are absent.
         prepares = bucket.prepares
         states = np.where(prepares.counts > 0, ABSENT, numbers.states) if prepares.held_bytes else numbers.states
         return _answer(
@@ -189,8 +188,8 @@ def _answer(
     flying: Bytes, flying_starts: Int64s, flying_low: int, young: Int64Rows, heads: Int64Rows, versions: Int64s,
     answers: Bytes, written: int, reads: int, shows: int, walked: int,
 ) -> tuple[int, int, int, int, int, int, int, int]:  # fmt: skip
-    """Returns why and where it stopped, the end of the answers, how many, what they show and have walked through, and,
-    where it stopped for want of something: the vbucket, and the seqno or the room that is wanted."""
+    """Returns why and where it stopped, the end and the number of the answers, what they show, the bytes walked, and,
+    if it stopped for lack of something, the vbucket, and the seqno or the room that it needs."""
     data = borrowed(data)
     known = borrowed(known)
     scratch = borrowed(scratch)
@@ -275,7 +274,7 @@ def _locate(
     pending_used: int, pending_low: int, flying: Bytes, flying_starts: Column, flying_low: int, young: Column,
     heads: Column, versions: Column,
 ) -> tuple[int, int]:  # fmt: skip
-    """The address and the length of a stored frame, or why there is none yet."""
+    """Return the address and the length of a stored frame, or why there is none yet."""
     if commit_low == pending_low:
         address, frame_bytes = in_pending(pending, item_vbuckets, item_starts, items, pending_used, vbucket, seqno)
     elif commit_low == flying_low:
@@ -312,11 +311,11 @@ def _write_miss(data: Bytes, at: int, answers: Bytes, to: int) -> int:
 
 @inlined_part
 def _write_hit(data: Bytes, at: int, cas: int, frame: Bytes, datatypes: int, answers: Bytes, to: int) -> int:
-    """The document in a stored frame as the answer to the get at `at`. Returns where it ends, or why there is none."""
+    """Answer the get at `at` from a stored frame. Returns where the answer ends, or why there is none."""
     datatype = i64(frame[5])
     value_at = HEADER_BYTES + i64(frame[4]) + i64(load_u16(frame, 2))
     if datatype & XATTR:
-        # Plain commands do not see extended attributes, which stand in front of the body.
+        # Plain commands do not see extended attributes, which precede the body.
         if len(frame) - value_at < 4 or i64(load_u32(frame, value_at)) > len(frame) - value_at - 4:
             return _UNUSUAL
         value_at += 4 + i64(load_u32(frame, value_at))
@@ -347,8 +346,8 @@ def _write_hit(data: Bytes, at: int, cas: int, frame: Bytes, datatypes: int, ans
 
 @inlined_part
 def _room_for(frame: Bytes, paths: int) -> int:
-    """The answer with the document of a frame is at most so long: its extras are longer than its flags, and every path
-    may lead to all of it."""
+    """Return an upper bound for the answer with the document of a frame: its extras are longer than its flags, and
+    every path may select all of it."""
     value_at = HEADER_BYTES + i64(frame[4]) + i64(load_u16(frame, 2))
     inflated_bytes: int = stated_length(frame, value_at, i64(len(frame)))[0] if frame[5] & SNAPPY else i64(0)
     return HEADER_BYTES + (paths + 1) * (len(frame) + inflated_bytes + RESULT_BYTES)

@@ -1,12 +1,12 @@
-"""What a replica takes in: snapshots and changes that another node has made, under the seqnos that it gave them.
+"""What a replica receives: snapshots and changes that another node has made, stored under the seqnos of that node.
 
-The node's consumer calls it with what its streams bring. What is stored is what a producer sends to a consumer that has
-asked for collections, extended attributes, delete times and the expiry opcode; only the opaque differs. So a run of
-received changes is checked and copied into the pending commit by a kernel, and entered in the index like a run that is
-read back from disk. A change in any other form is decoded and encoded again (`receive_change`).
+The node's consumer calls it with what its streams receive. A change is stored as a producer sends it to a consumer
+that has asked for collections, extended attributes, delete times and the expiry opcode; only the opaque differs. So a
+kernel checks a run of received changes and copies it into the pending commit, and the run is entered in the index like
+one that is read back from disk. A change in any other form is decoded and encoded again (`receive_change`).
 
-Nothing is taken that has not been checked: sound frames of this vbucket, seqnos that rise inside the snapshot, keys and
-values within their limits. `SnapshotViolation` and `MalformedMessage` say what was wrong; what came before it is taken.
+Everything is checked before it is stored: sound frames of this vbucket, seqnos that rise inside the snapshot, keys and
+values within their limits. `SnapshotViolation` and `MalformedMessage` say what was wrong; what precedes it is stored.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _NO_SEQNO = Seqno(0)
 
 
 _END, _OTHER, _RANGE = range(3)
-"""Why the kernel stopped: at the end; before a frame that is not sound or has not the stored form; before a seqno that
-does not rise or lies outside the snapshot."""
+"""Why the kernel stopped: at the end; before a frame that is not sound or not in the stored form; before a seqno that
+does not rise or is outside the snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,22 +72,22 @@ class Received:
     """Where the first frame starts that was not stored."""
     high_seqno: Seqno
     has_to_be_decoded: bool
-    """The next frame is for `receive_change`."""
+    """Whether the next frame is for `receive_change`."""
 
 
 # --- where a copy is ----------------------------------------------------------------------------------------------
 
 
 def resume_offset(bucket: Bucket, vbucket: int) -> StreamOffset:
-    """Where to ask the producer to go on: what this copy holds, durable or not, and the snapshot it is in.
+    """Return where to ask the producer to resume: what this copy holds, durable or not, and the snapshot it is in.
 
-    The branch is the one that the end of that snapshot belongs to, and not just the newest: a producer that does not
+    The branch is the one that the end of that snapshot belongs to, not always the newest: a producer that does not
     know the newest may still share everything that this copy holds.
     """
     facts, high = _facts(bucket, vbucket), Seqno(int(bucket.numbers.high_seqnos[vbucket]))
     start, end = facts.snapshot_start_seqno, facts.snapshot_end_seqno
     if not start < high < end:
-        # Complete, or nothing of it has come.
+        # The snapshot is complete, or none of it has arrived.
         start = end = high
     return StreamOffset(
         vbuuid=facts.failover_log.vbuuid_at(end), seqno=high, snapshot_start=start, snapshot_end=end
@@ -95,9 +95,9 @@ def resume_offset(bucket: Bucket, vbucket: int) -> StreamOffset:
 
 
 def whole_seqno(bucket: Bucket, vbucket: int) -> Seqno:
-    """Up to where a vbucket durably holds all that was written.
+    """Return up to where a vbucket durably holds all that was written.
 
-    In the middle of a snapshot that leaves out older versions, documents are missing whose newest one is still to come.
+    Inside a snapshot that leaves out older versions, documents are missing whose newest version is still to come.
     """
     facts, durable = _facts(bucket, vbucket), bucket.numbers.durable_seqno(vbucket)
     if facts.state != VBucketState.ACTIVE and durable < facts.history_start_seqno:
@@ -106,7 +106,7 @@ def whole_seqno(bucket: Bucket, vbucket: int) -> Seqno:
 
 
 def take_failover_log(bucket: Bucket, vbucket: int, entries: tuple[FailoverEntry, ...]) -> int:
-    """The producer shares all that this copy holds: its branches are this copy's. Returns the commit."""
+    """Adopt the branches of a producer that shares all that this copy holds. Returns the commit."""
     facts = _facts(bucket, vbucket)
     return bucket.set_vbucket_facts(vbucket, replace(facts, failover_log=FailoverLog.of(entries)))
 
@@ -115,9 +115,9 @@ def begin_snapshot(
     bucket: Bucket, vbucket: int, *, start: Seqno, end: Seqno, has_history: bool, purge_seqno: Seqno = _NO_SEQNO,
     completed_seqno: Seqno = _NO_SEQNO,
 ) -> int:  # fmt: skip
-    """A snapshot begins. Returns the commit that makes its range durable.
+    """Begin a snapshot. Returns the commit that makes its range durable.
 
-    Where it does not hold every version, versions are missing until its end, so no rollback into it can be exact. The
+    If it does not hold every version, versions are missing until its end, so no rollback into it can be exact. The
     last prepare that was decided may be among the missing, so the producer names it as `completed_seqno`.
     """
     facts = _facts(bucket, vbucket)
@@ -136,7 +136,7 @@ def begin_snapshot(
 
 
 def advance_seqno(bucket: Bucket, vbucket: int, seqno: Seqno) -> int:
-    """The vbucket is at this seqno, whose change is not sent. Returns the commit that makes that durable."""
+    """Advance the vbucket to a seqno whose change is not sent. Returns the commit that makes this durable."""
     facts = replace(_facts(bucket, vbucket), high_seqno_floor=seqno)
     bucket.numbers.high_seqnos[vbucket] = seqno
     bucket.pending.advanced_seqnos[vbucket] = seqno
@@ -153,7 +153,7 @@ def _facts(bucket: Bucket, vbucket: int) -> VBucketFacts:
 
 
 def receive_run(bucket: Bucket, vbucket: int, run: Bytes, *, end_seqno: Seqno) -> Received:
-    """Take the changes at the front of `run` that have the stored form. `end_seqno` ends their snapshot."""
+    """Store the changes at the front of `run` that have the stored form. `end_seqno` ends their snapshot."""
     pending, numbers = bucket.pending, bucket.numbers
     after = numbers.high_seqnos[vbucket]
     pending.reserve(len(run), 1)
@@ -163,7 +163,7 @@ def receive_run(bucket: Bucket, vbucket: int, run: Bytes, *, end_seqno: Seqno) -
     if documents:
         taken = pending.frames[pending.used_bytes : used]
         pending.add_run(vbucket, int(used))
-        # What is left of the snapshot is taken to be as dense, so that the index grows once for all of it.
+        # Assume that the rest of the snapshot is as dense, so that the index grows once for all of it.
         expected = int(documents) * (end_seqno - int(after)) // int(high - after)
         _enter(bucket, vbucket, taken, documents=int(documents), expected=expected)
         numbers.high_seqnos[vbucket] = high
@@ -176,13 +176,13 @@ def receive_run(bucket: Bucket, vbucket: int, run: Bytes, *, end_seqno: Seqno) -
 
 
 def receive_change(bucket: Bucket, vbucket: int, change: Change, *, end_seqno: Seqno) -> None:
-    """Take a change that has to be brought into the stored form."""
+    """Store a change that has to be converted to the stored form."""
     _check_seqno(bucket, vbucket, change, end_seqno)
     _append(bucket, vbucket, _stored_form(bucket, change).encode(), change.seqno)
 
 
 def receive_event(bucket: Bucket, vbucket: int, message: SystemEvent, *, end_seqno: Seqno) -> ManifestUid:
-    """Take a system event. Returns the uid of the manifest that the vbucket is at with it."""
+    """Store a system event. Returns the uid of the manifest that the vbucket reaches with it."""
     _check_seqno(bucket, vbucket, message, end_seqno)
     event = decode_event(message)
     stored = stored_event(event, vbucket, message.seqno, cas=message.cas)
@@ -204,7 +204,7 @@ def _check_seqno(bucket: Bucket, vbucket: int, change: Change | SystemEvent, end
 
 
 def stored_value(value: bytes, datatype: Datatype) -> tuple[bytes, Datatype]:
-    """A value as it is stored, and checked. One that has extended attributes is stored uncompressed."""
+    """Check a value and return it as it is stored. A value with extended attributes is stored uncompressed."""
     if int(datatype) & ~int(Datatype.JSON | Datatype.SNAPPY | Datatype.XATTR):
         raise MalformedMessage(f"the datatype 0x{datatype:02x} is not known", offset=5)
     inflated = decompress(value) if Datatype.SNAPPY in datatype else value
@@ -217,10 +217,10 @@ def stored_value(value: bytes, datatype: Datatype) -> tuple[bytes, Datatype]:
 
 
 def _stored_form(bucket: Bucket, change: Change) -> Change:
-    """The change as it is stored: with its collection, and removals with their time."""
+    """Return the change as it is stored: with its collection, and removals with their time."""
     value, datatype = change.value, change.datatype
     if change.nmeta:
-        # What older servers put behind the value means nothing any more.
+        # Older servers append metadata to the value, which has no meaning any more.
         value = value[: max(0, len(value) - change.nmeta)]
     value, datatype = stored_value(value, datatype)
     collection = DEFAULT_COLLECTION if change.collection_id is None else change.collection_id
@@ -249,7 +249,7 @@ def _enter(bucket: Bucket, vbucket: int, run: Bytes, *, documents: int, expected
 
 @kernel_part
 def _is_stored_form(run: Bytes, at: int, end: int, vbucket: int) -> bool:
-    """Whether a frame that is sound for the store is one, but for its opaque, that it would have written."""
+    """Whether a sound frame is, except for its opaque, as the store would have written it."""
     opcode = run[at + 1]
     datatype = run[at + 5]
     if opcode == SYSTEM_EVENT or datatype & ~u8(JSON | SNAPPY | XATTR) or i64(load_u16(run, at + 6)) != vbucket:
@@ -270,7 +270,7 @@ def _is_stored_form(run: Bytes, at: int, end: int, vbucket: int) -> bool:
 def _take(
     run: AnyBytes, vbucket: int, after_seqno: UInt64, end_seqno: UInt64, frames: Bytes, used: int
 ) -> tuple[int, int, int, int, int]:
-    """Copy frames to `used` and on. Returns why it stopped and where, the end of the copy, its last seqno and count."""
+    """Copy frames to `used` and on. Returns why and where it stopped, the end of the copy, its last seqno and count."""
     at = i64(0)
     documents = i64(0)
     reached = after_seqno

@@ -1,9 +1,9 @@
-"""Runs: stored changes as they lie in commits and blocks, whole frames one behind the other.
+"""Runs: stored changes as they are in commits and blocks, whole frames one after the other.
 
 The frames are DCP's own, as a collection-aware consumer gets them: mutations, deletions (version 2), expirations,
-system events, prepares and aborts, with opaque 0 but for commits (see `prepares`). The first number of a
-frame's extras is always its seqno. The kernels here walk runs; what they are given was written by the store or checked
-when it was received or opened (`is_sound`, `group_starts_of`), so the others trust the lengths.
+system events, prepares and aborts, with opaque 0 except in commits (see `prepares`). The first number of a frame's
+extras is always its seqno. The kernels here walk runs that the store wrote, or that were checked when they were
+received or opened (`is_sound`, `group_starts_of`), so the other kernels trust the lengths.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def as_run(data: bytes | bytearray | memoryview) -> Bytes:
 
 
 def first_seqno(run: Bytes) -> int:
-    """The seqno of the first change of a run that is not empty."""
+    """Return the seqno of the first change of a run that is not empty."""
     return int.from_bytes(run[24:32])
 
 
 @kernel
 def find_seqno(run: AnyBytes, seqno: int) -> tuple[int, int]:
-    """Where the frame of a seqno starts and ends; (-1, -1) where it is not in the run."""
+    """Return where the frame of a seqno starts and ends; (-1, -1) if it is not in the run."""
     at = i64(0)
     while at < len(run):
         end = at + 24 + i64(load_u32(run, at + 8))
@@ -77,7 +77,7 @@ def find_seqno(run: AnyBytes, seqno: int) -> tuple[int, int]:
 
 @kernel
 def split_after(run: AnyBytes, seqno: int) -> int:
-    """Where the first frame with a higher seqno starts; the run's length where there is none."""
+    """Return where the first frame with a higher seqno starts; the run's length if there is none."""
     at = i64(0)
     while at < len(run) and load_u64(run, at + 24) <= u64(seqno):
         at += 24 + i64(load_u32(run, at + 8))
@@ -86,7 +86,7 @@ def split_after(run: AnyBytes, seqno: int) -> int:
 
 @kernel
 def split_before(run: Bytes, size_bytes: int) -> int:
-    """Where to cut so that the front has at most this size, or one frame where that is larger."""
+    """Return where to cut so that the front has at most this size, or one frame if that is larger."""
     at = i64(0)
     while at < len(run):
         end = at + 24 + i64(load_u32(run, at + 8))
@@ -98,7 +98,7 @@ def split_before(run: Bytes, size_bytes: int) -> int:
 
 @kernel
 def last_seqno(run: AnyBytes) -> int:
-    """The highest seqno of a run, 0 for an empty one."""
+    """Return the highest seqno of a run, 0 for an empty one."""
     at = i64(0)
     seqno = u64(0)
     while at < len(run):
@@ -109,7 +109,7 @@ def last_seqno(run: AnyBytes) -> int:
 
 @kernel
 def last_seqnos(grouped: AnyBytes, group_starts: Int64s, seqnos: UInt64s, visible: UInt64s, completed: UInt64s) -> None:
-    """Bring the numbers of every vbucket that has changes in grouped frames up to its last.
+    """Set the numbers of every vbucket that has changes in grouped frames to those of its last changes.
 
     `visible` leaves out prepares and aborts. `completed` is the highest seqno of a prepare that was decided: an abort
     names it, and a stored commit has its distance in the opaque (`store.prepares`).
@@ -134,7 +134,7 @@ def last_seqnos(grouped: AnyBytes, group_starts: Int64s, seqnos: UInt64s, visibl
 def group_by_vbucket(
     frames: Bytes, vbuckets: UInt16s, starts: Int64s, count: int, used: int, grouped: Bytes, group_starts: Int64s
 ) -> None:
-    """Sort frames by vbucket, keeping the order within each. `group_starts` gets one entry a vbucket and an end."""
+    """Sort frames by vbucket, keeping the order within each. `group_starts` gets one entry per vbucket and an end."""
     group_starts[:] = 0
     for item in range(count):
         end = starts[item + 1] if item + 1 < count else used
@@ -146,7 +146,7 @@ def group_by_vbucket(
         vbucket = i64(vbuckets[item])
         copy_bytes(grouped, group_starts[vbucket], frames, starts[item], end - starts[item])
         group_starts[vbucket] += end - starts[item]
-    # Each start has moved to where the next group starts.
+    # Each start is now where the next group starts.
     for vbucket in range(len(group_starts) - 1, 0, -1):
         group_starts[vbucket] = group_starts[vbucket - 1]
     group_starts[0] = 0
@@ -154,9 +154,9 @@ def group_by_vbucket(
 
 @kernel
 def gather_runs(places: Int64Rows, first_vbucket: int, gathered: Bytes, starts: Int64s) -> None:
-    """What several commits hold of some vbuckets, one vbucket behind the other, and the oldest commit's part first.
+    """Copy what several commits hold of some vbuckets, vbucket by vbucket, and the oldest commit's part first.
 
-    `places` are the addresses of each commit's data and group starts. `starts` gets one entry a vbucket and an end.
+    `places` are the addresses of each commit's data and group starts. `starts` gets one entry per vbucket and an end.
     """
     to = i64(0)
     for item in range(len(starts) - 1):
@@ -173,9 +173,9 @@ def gather_runs(places: Int64Rows, first_vbucket: int, gathered: Bytes, starts: 
 
 @kernel
 def join_runs(places: Int64Rows, first: int, vbucket: int, joined: Bytes) -> tuple[int, int]:
-    """What commits from `first` on hold of a vbucket, one behind the other, as many as there is room for.
+    """Copy what commits from `first` on hold of a vbucket, one after the other, as many as fit.
 
-    Returns how many bytes that is, and the commit that is next.
+    Returns how many bytes that is, and the next commit.
     """
     to = i64(0)
     for commit in range(first, len(places)):
@@ -190,7 +190,7 @@ def join_runs(places: Int64Rows, first: int, vbucket: int, joined: Bytes) -> tup
 
 @kernel_part
 def _stored_extras_bytes(opcode: int) -> int:
-    """What the frames of an opcode have as extras where they are stored; -1 for those that never are."""
+    """Return the length of the extras of stored frames with this opcode; -1 for opcodes that are never stored."""
     if opcode == MUTATION:
         return MUTATION_EXTRAS_BYTES
     if opcode == DELETION:
@@ -206,7 +206,7 @@ def _stored_extras_bytes(opcode: int) -> int:
 
 @kernel_part
 def frame_end(run: Bytes, at: int) -> int:
-    """Where the frame at `at` ends, or -1 where there is none that the store could have written."""
+    """Return where the frame at `at` ends, or -1 if it is none that the store could have written."""
     if len(run) - at < 24:
         return -1
     opcode = run[at + 1]
@@ -219,7 +219,7 @@ def frame_end(run: Bytes, at: int) -> int:
     if run[at] != REQUEST or run[at + 4] != extras_bytes or end > len(run) or key_at + key_bytes > end:
         return -1
     if load_u64(run, at + 24) >> u64(63):
-        return -1  # No vbucket gets there, and what is not compiled has signed numbers.
+        return -1  # No vbucket reaches it, and code that is not compiled has signed numbers.
     if opcode != SYSTEM_EVENT:
         prefix = prefix_bytes(run, key_at, key_at + key_bytes)
         if prefix == 0 or key_bytes == prefix:
@@ -229,7 +229,7 @@ def frame_end(run: Bytes, at: int) -> int:
 
 @kernel
 def is_sound(run: ReadOnlyBytes, vbucket: int, after_seqno: UInt64, last_seqno: UInt64) -> bool:
-    """Whether these are frames of one vbucket, with rising seqnos that lie behind one and end at another."""
+    """Whether a run has only frames of `vbucket`, with seqnos that rise from above `after_seqno` to `last_seqno`."""
     at = i64(0)
     reached = u64(after_seqno)
     while at < len(run):
@@ -243,7 +243,7 @@ def is_sound(run: ReadOnlyBytes, vbucket: int, after_seqno: UInt64, last_seqno: 
 
 @kernel
 def group_starts_of(grouped: Bytes, group_starts: Int64s) -> bool:
-    """Where each vbucket's run starts in frames that are grouped already; False where they are not sound."""
+    """Find where each vbucket's run starts in frames that are grouped already. Returns False if they are not sound."""
     group_starts[:] = 0
     at = i64(0)
     previous = i64(-1)

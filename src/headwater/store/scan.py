@@ -1,8 +1,8 @@
-"""Scans over the durable changes of a vbucket: what a producer has to know of a snapshot before it sends it.
+"""Scans over the durable changes of a vbucket: what a producer must know about a snapshot before it sends it.
 
 The producer calls `scan_snapshot`, `completed_prepares` and `sync_seqnos` before a snapshot's marker, the handler of
-GET_ALL_VB_SEQNOS uses `CollectionSeqnos`, and the dashboard `CollectionDocuments`. Each is one walk over runs by a
-kernel, which keeps and changes nothing.
+GET_ALL_VB_SEQNOS uses `CollectionSeqnos`, and the dashboard `CollectionDocuments`. Each is one walk of a kernel over
+runs, which keeps and changes nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _FRAME_BYTES_MIN = 24 + 18 + 2
 _SLOTS_MIN = 256
 _DURABLE_WRITE = np.uint64(1 << 63)
-"""Marks a remembered seqno as that of a prepare, commit or abort. No vbucket gets to seqnos of 64 bits."""
+"""Marks a remembered seqno as that of a prepare, commit or abort. No vbucket reaches seqnos of 64 bits."""
 NO_SEQNOS: Column = np.empty(0, dtype=np.uint64)
 _NO_COLLECTIONS: Column = np.empty(0, dtype=np.uint32)
 
@@ -60,16 +60,16 @@ class SnapshotScan:
     superseded: Column
     """The seqnos to leave out, ascending."""
     last_wanted_seqno: int
-    """The last change that the stream will get, 0 for none."""
+    """The last change that the stream will get; 0 for none."""
     end_seqno: int
     """Where the snapshot has to end: at the seqno asked for, or before a change that must not be in the same one."""
 
 
 def newest_in_snapshot(bucket: Bucket, vbucket: int, *, after_seqno: int, end_seqno: int) -> Column | None:
-    """The seqnos of the newest versions of all keys at the end of a snapshot, ascending, as the index knows them.
+    """Return the seqnos of the newest versions of all keys at the end of a snapshot, ascending, from the index.
 
-    None where it does not, or where a scan looks at less: of a key that has changed since, the index does not know what
-    it had at that end, and it has no prepares.
+    Returns None if a scan reads less, or if the index does not know them: it has no prepares, and if a key has changed
+    since that end, it does not know the version that the key had there.
     """
     if end_seqno - after_seqno < bucket.index.entries[vbucket]:
         return None
@@ -90,14 +90,14 @@ def scan_snapshot(
     with_prepares: bool = False,
     splits: bool = False,
 ) -> SnapshotScan:
-    """Look through the changes of a snapshot. `wanted` are the collections of the stream, None for all.
+    """Scan the changes of a snapshot. `wanted` are the collections of the stream, None for all.
 
     A snapshot holds a key once: its newest version at the snapshot's end. The store keeps older versions inside the
-    history window, so the newest of each key is remembered by the hash of its key, and the one before it is left out.
-    Prepares and aborts are no versions of their documents: with `with_prepares` they supersede one another, else the
-    stream does not get them.
+    history window, so the scan remembers the newest of each key by the hash of the key, and leaves out the one before
+    it. Prepares and aborts are not versions of their documents: with `with_prepares` they supersede one another, else
+    the stream does not get them.
 
-    With `splits` no prepare, commit or abort is left out, so that the snapshot ends before the second one of a key.
+    With `splits` no prepare, commit or abort is left out: the snapshot ends before the second one of a key.
     """
     table = _empty_table(_SLOTS_MIN)
     found: list[Column] = []
@@ -151,7 +151,7 @@ def sync_seqnos(bucket: Bucket, vbucket: int, *, after_seqno: int, end_seqno: in
 
 
 def completed_prepares(bucket: Bucket, vbucket: int, *, after_seqno: int, end_seqno: int) -> Column:
-    """The seqnos of the prepares that a snapshot commits or aborts, in no order. They may lie before the snapshot."""
+    """Return the seqnos of the prepares that a snapshot commits or aborts, unordered; they may precede it."""
     runs = bucket.runs(vbucket, after_seqno=after_seqno)
     return np.concatenate([NO_SEQNOS, *(sync_frames(run, end_seqno=end_seqno)[1] for run in runs)])
 
@@ -160,9 +160,9 @@ def completed_prepares(bucket: Bucket, vbucket: int, *, after_seqno: int, end_se
 class CollectionSeqnos:
     """The last durable seqnos of a collection. Prepares and aborts count, as in a server of 7.0.5.
 
-    No part of the store counts these, so the changes themselves are read, the newest first. A collection that is
-    written to is found at once; for one that is not, everything that came after its last change has to be read. So
-    `high_seqnos` may take long, and may run in a thread: what has to be taken from the bucket first, `of` has taken.
+    The store does not track these, so `high_seqnos` reads the changes themselves, the newest first. It finds a
+    collection that is written to at once; for another it reads everything after the last change. That may take long,
+    so it may run in a thread: `of` has taken from the bucket what it needs.
     """
 
     bucket: Bucket
@@ -176,7 +176,7 @@ class CollectionSeqnos:
         return cls(bucket=bucket, collection=collection, young=young)
 
     def high_seqnos(self) -> list[int]:
-        """Of each vbucket: that of the collection's creation at least, 0 where it never was."""
+        """Return the seqno for each vbucket: at least that of the collection's creation, 0 if there was none."""
         return [self._high_seqno(vbucket) for vbucket in self.young]
 
     def _high_seqno(self, vbucket: int) -> int:
@@ -195,16 +195,16 @@ class CollectionSeqnos:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionDocuments:
-    """How many documents of a vbucket each collection has, without the deleted.
+    """The number of documents of each collection in a vbucket, without the deleted.
 
-    The index does not know collections, so the changes are read, the newest first, until every document is found. That
-    may take long, so `count` may run in a thread: what has to be taken from the bucket first, `of` has taken.
+    The index does not know collections, so `count` reads the changes, the newest first, until it has found every
+    document. That may take long, so it may run in a thread: `of` has taken from the bucket what it needs.
     """
 
     bucket: Bucket
     vbucket: int
     seqnos: Column
-    """Of the newest change of every document, ascending."""
+    """The seqnos of the newest changes of all documents, ascending."""
     young: list[GroupCommit]
 
     @classmethod
@@ -213,7 +213,7 @@ class CollectionDocuments:
         return cls(bucket=bucket, vbucket=vbucket, seqnos=seqnos, young=bucket.young.of(vbucket))
 
     def count(self, *, is_over: Callable[[], bool]) -> dict[int, int] | None:
-        """By collection id; None where the time was over before."""
+        """Return the counts by collection id; None if `is_over` returned True first."""
         found = np.full(len(self.seqnos), _NOT_FOUND, dtype=np.int64)
         left = len(found)
         with self.bucket.reading(self.vbucket) as view:
@@ -247,7 +247,7 @@ def _scan(
     run: AnyBytes, end_seqno: UInt64, secret: UInt64s, filtered: bool, wanted: UInt32s, with_events: bool,
     with_prepares: bool, splits: bool, table: UInt64Rows, superseded: UInt64s,
 ) -> tuple[int, int, int, bool]:  # fmt: skip
-    """Returns how many are superseded, how many keys are new, the last that the stream gets, whether it is split."""
+    """Returns how many are superseded, how many keys are new, the last seqno for the stream, whether it is split."""
     at = i64(0)
     count = i64(0)
     keys = i64(0)
@@ -330,7 +330,7 @@ def _sync_seqnos(run: AnyBytes, end_seqno: UInt64) -> tuple[int, int, int, int]:
 
 @kernel
 def _find_collections(run: AnyBytes, seqnos: UInt64s, found: Int64s) -> int:
-    """Enter the collections of the changes with some seqnos, which ascend. Returns how many were not known before."""
+    """Enter the collections of the changes with these ascending seqnos. Returns how many were not known before."""
     at = i64(0)
     new = i64(0)
     while at < len(run):
@@ -346,7 +346,7 @@ def _find_collections(run: AnyBytes, seqnos: UInt64s, found: Int64s) -> int:
 
 @kernel
 def _last_of_collection(run: AnyBytes, wanted: int) -> int:
-    """The seqno of the last change in a run that is about a document of a collection; 0 where there is none."""
+    """Return the seqno of the last change in a run that is about a document of a collection; 0 if there is none."""
     at = i64(0)
     seqno = u64(0)
     while at < len(run):

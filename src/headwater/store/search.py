@@ -1,14 +1,14 @@
 """Search: the newest changes of a bucket, by collection, key, kind and time, a page at a time.
 
-The dashboard's change browser calls it, in a thread beside the event loop: what has to be taken from the bucket is
-taken first (`SearchedBucket.of`), and the search itself reads nothing else. It must never touch the bucket.
+The dashboard's change browser calls it, in a thread beside the event loop: `SearchedBucket.of` first takes what is
+needed from the bucket, and the search itself reads nothing else. It must never touch the bucket.
 
-No index serves it. Changes lie in the store by vbucket and seqno; the order over all vbuckets is that of the CAS, which
-is a time. Young commits are searched newest first, they are in memory. Behind them come the vbuckets' blocks, from the
-last one backwards: the next is always the vbucket whose unread blocks can hold the newest change. No change in a
-vbucket has a higher CAS than the vbucket, and none before a block a higher one than the first of that block has, unless
-that one was made elsewhere and has kept an older CAS: what lies before it may then be looked at too late. A search ends
-when it has enough rows or reaches one of its bounds, and reports how far back it looked.
+It uses no index. The store has changes by vbucket and seqno; across vbuckets their order is that of the CAS, which is
+a time. The search reads young commits first, the newest first, because they are in memory. Then it reads the vbuckets'
+blocks, from the last one backwards: the next is always the vbucket whose unread blocks can hold the newest change. No
+change in a vbucket has a higher CAS than the vbucket, and no change before a block a higher one than the block's
+first, unless that was made elsewhere and kept an older CAS: changes before it may then be read too late. A search ends
+when it has enough rows or reaches one of its bounds, and reports whether it found all that match.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from headwater.store.engine import Engine, Table
 from headwater.store.runs import as_run
 
 _CHANGE_BYTES_MIN = 24 + 20 + 2
-"""No stored change of a document is shorter, so a run has at most so many of them."""
+"""The length of the shortest stored change of a document, which limits how many a run can have."""
 _SEQNO_END = 2**64 - 1
 CAS_MAX = 2**63 - 1
-"""Beyond any time, and a number that a kernel takes as signed."""
+"""Higher than any time, and the highest number that fits into the signed integers of kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +59,17 @@ class Search:
     seconds_max: float
     key_part: bytes = b""
     is_whole_key: bool = False
-    """Whether the key is all of it, and not a part."""
+    """Whether `key_part` is the whole key."""
     collections: tuple[int, ...] = ()
     """Ids; empty for all."""
     opcodes: tuple[int, ...] = ()
     """Mutations, deletions or expirations; empty for all."""
     vbucket: int | None = None
     first_cas: int = 0
-    """Nothing older: a CAS is a time in nanoseconds."""
+    """Find nothing older: a CAS is a time in nanoseconds."""
     before: tuple[int, int] = (CAS_MAX, 0)
-    """The CAS and vbucket of the last row of the page before: the next one has what is older. Vbuckets that are written
-    at one moment have the same CAS, so a page can't end at a CAS alone."""
+    """The CAS and vbucket of the last row of the previous page: this page has older rows. Vbuckets that are written at
+    one moment have the same CAS, so a page can't end at a CAS alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +83,12 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchedBucket:
-    """What has to be taken from a bucket in its event loop; the search itself may then run in a thread."""
+    """What the event loop takes from a bucket for a search; the search itself may then run in a thread."""
 
     engine: Engine
     young: tuple[GroupCommit, ...]
     bounds: tuple[tuple[int, int], ...]
-    """Vbuckets and the highest CAS of each."""
+    """Vbuckets, each with its highest CAS."""
 
     @classmethod
     def of(cls, bucket: Bucket) -> SearchedBucket:
@@ -99,7 +99,7 @@ class SearchedBucket:
 
 
 def search_changes(searched: SearchedBucket, search: Search, *, now_s: Callable[[], float]) -> SearchResult:
-    """The newest changes that match. `now_s` is a clock that never goes back; it may be called in a thread."""
+    """Return the newest changes that match. `now_s` is a clock that never goes back; it may be called in a thread."""
     matches = _Matches(search, now_s=now_s)
     is_through = _search_young(matches, searched) and _search_blocks(matches, searched)
     is_all = not matches.has_left_out and len(matches.found) <= search.rows
@@ -109,15 +109,15 @@ def search_changes(searched: SearchedBucket, search: Search, *, now_s: Callable[
 
 
 class _Matches:
-    """What a search has found so far, and how much it has read for that."""
+    """What a search has found so far, and how many bytes it has read."""
 
     def __init__(self, search: Search, *, now_s: Callable[[], float]) -> None:
         self.search = search
         self.found: dict[tuple[int, int], tuple[int, bytes]] = {}
-        """CAS and frame by vbucket and seqno: while commits are settled, a change lies both in one and in a block."""
+        """CAS and frame by vbucket and seqno: during settling, a change may be both in a commit and in a block."""
         self.searched_bytes = 0
         self.has_left_out = False
-        """Whether more has matched than there are rows for."""
+        """Whether more changes have matched than there are rows for."""
         self._collections = np.array(search.collections, dtype=np.uint32)
         self._needle = as_run(search.key_part)
         self._opcodes = np.array(search.opcodes, dtype=np.uint32)
@@ -156,7 +156,7 @@ class _Matches:
 
 
 def _search_young(matches: _Matches, searched: SearchedBucket) -> bool:
-    """Returns whether the search has to go on in the blocks."""
+    """Search the young commits. Returns whether the search has to continue in the blocks."""
     vbucket = matches.search.vbucket
     for commit in reversed(searched.young):
         matches.look_through(commit.data if vbucket is None else commit.run(vbucket))
@@ -166,7 +166,7 @@ def _search_young(matches: _Matches, searched: SearchedBucket) -> bool:
 
 
 def _search_blocks(matches: _Matches, searched: SearchedBucket) -> bool:
-    """Returns whether all blocks could be read, and were."""
+    """Search the blocks. Returns whether all that may match could be read, and were."""
     wanted = matches.search.vbucket
     # The vbucket that may have the newest change comes first.
     unread = [(-cas, vbucket, _SEQNO_END) for vbucket, cas in searched.bounds if wanted in (None, vbucket)]
@@ -182,13 +182,13 @@ def _search_blocks(matches: _Matches, searched: SearchedBucket) -> bool:
             try:
                 block = view.last_before(Table.BLOCKS, block_key(vbucket, before))
             except VBucketDamaged:
-                is_through = False  # What is damaged is not shown, nor what lies before it.
+                is_through = False  # Damaged changes are not shown, nor those before them.
                 continue
             if block is None or block[0] < block_key(vbucket, 0):
                 continue
             run = as_run(block[1])
             matches.look_through(run)
-            # No change before this block has a higher CAS than its first; a system event has none, and says nothing.
+            # No change before this block has a higher CAS than its first; a system event has none, so the bound stays.
             first_cas = int.from_bytes(run[16:24]) or -bound
             heapq.heappush(unread, (-first_cas, vbucket, block_last_seqno(block[0])))
     return is_through
@@ -202,10 +202,10 @@ def find_changes(
     run: AnyBytes, collections: UInt32s, opcodes: UInt32s, needle: ReadOnlyBytes, is_whole_key: bool, first_cas: int,
     before_cas: int, before_vbucket: int, starts: Int64s, cases: UInt64s,
 ) -> int:  # fmt: skip
-    """Where the changes of documents begin whose key has the needle in it, or is it, and the CAS of each.
+    """Find where the changes of documents begin whose key contains the needle, or equals it, and the CAS of each.
 
-    `collections` are the ids that are wanted, and `opcodes` the kinds, all of them where it is empty. Returns how many
-    there are; the arrays must have room for every frame of the run.
+    `collections` are the wanted ids, and `opcodes` the wanted kinds; empty for all. Returns how many changes there
+    are; the arrays must have room for every frame of the run.
     """
     count = 0
     at = i64(0)

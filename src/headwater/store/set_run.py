@@ -1,10 +1,10 @@
 """The set kernel: a run of plain sets, from request bytes to stored frames and responses in one pass.
 
-Key-value sessions call it with what has come. A bulk load is one set after the other. The kernel takes them as they lie
-in the receive buffer, looks each key up in the index, gives it seqno, CAS and revision, writes the frame that will be
-stored and streamed into the pending commit and the response into the reply, and enters the new version in the index. It
-stops in front of the first request that is anything else, or that needs a closer look, and leaves it to the handlers of
-`node.kv`, which must always give the same result.
+Key-value sessions call it with the bytes they have received. A bulk load is one set after the other. The kernel reads
+them in the receive buffer, looks each key up in the index, assigns seqno, CAS and revision, writes the frame that will
+be stored and streamed into the pending commit and the response into the reply, and enters the new version in the
+index. It stops before the first request that is anything else, or that needs a closer look. The handlers of `node.kv`
+answer that one; they must always give the same result as the kernel.
 """
 
 from __future__ import annotations
@@ -82,15 +82,15 @@ _SET_EXTRAS_BYTES = 8
 _KEY_OFFSET = HEADER_BYTES + _SET_EXTRAS_BYTES
 _REQUEST_BYTES_MIN = _KEY_OFFSET + 1
 _GROWTH_BYTES = HEADER_BYTES + MUTATION_EXTRAS_BYTES + 1 - _KEY_OFFSET
-"""A stored frame is this much longer than its request, one byte of it the collection id of an older client."""
+"""A stored frame is this much longer than its request, with a byte for the collection id that older clients omit."""
 _GROWTHS_MAX = 8
-"""Tables of the index that one run may grow. Those of all vbuckets get full at about the same time, and each takes a
-while: what comes behind waits for the next run."""
+"""How many tables of the index one run may grow. The tables of all vbuckets get full at about the same time, and
+growing one takes a while: further sets wait for the next run."""
 INFLATED_BYTES_MAX = 64 * 1024
-"""Compressed values are inflated to be checked or looked into; one that becomes longer is left to the handlers."""
+"""Compressed values are inflated to be checked or searched; one that becomes longer is left to the handlers."""
 PLAIN_VALUE_BYTES_MAX = 512 * 1024
-"""To check whether a value is JSON takes up to four milliseconds for a megabyte. A longer one is left to the handlers,
-which have it checked beside the event loop."""
+"""Checking whether a value is JSON takes up to four milliseconds for a megabyte. A longer one is left to the handlers,
+which check it beside the event loop."""
 _NO_DATATYPE = -1
 _TOKEN_BYTES = 16
 _RESPONSE_BYTES_MAX = HEADER_BYTES + _TOKEN_BYTES
@@ -113,7 +113,7 @@ class SetRun:
     sets: int
     responses: bytes
     is_cut_short: bool = False
-    """There may be more sets, but this was enough for a turn."""
+    """Whether there may be more sets, which are left for the next turn."""
 
 
 def apply_set_run(
@@ -122,7 +122,7 @@ def apply_set_run(
 ) -> SetRun:  # fmt: skip
     """Apply the plain sets at the front of `data`. `collections` says whether their keys have a collection id.
 
-    `datatypes` are those that the client has negotiated. A value that comes compressed is stored as it comes.
+    `datatypes` are those that the client has negotiated. A value that arrives compressed is stored compressed.
     """
     index, numbers, pending = bucket.index, bucket.numbers, bucket.pending
     requests_max = len(data) // _REQUEST_BYTES_MIN
@@ -131,7 +131,7 @@ def apply_set_run(
     scratch = np.empty(KEY_BYTES_MAX + 1, dtype=np.uint8)
     inflated = np.empty(INFLATED_BYTES_MAX if datatypes & Datatype.SNAPPY else 0, dtype=np.uint8)
     known, max_ttls = bucket.collection_columns
-    # Where durable writes are undecided, each key has to be looked at: to the kernel these vbuckets are not here.
+    # With undecided durable writes each key has to be checked, so for the kernel these vbuckets are absent.
     undecided = bucket.prepares.counts
     states = np.where(undecided > 0, ABSENT, numbers.states) if undecided.any() else numbers.states
     at = written = 0
@@ -159,7 +159,7 @@ def apply_set_run(
 
 @inlined_part
 def _expiry(asked: int, now_s: int, max_ttl: int) -> int:
-    """The time at which a document expires, 0 for never."""
+    """Return the time at which a document expires, 0 for never."""
     expiry = asked
     if asked != 0 and asked <= RELATIVE_EXPIRY_S_MAX:
         expiry = asked + now_s
@@ -178,7 +178,7 @@ def _apply(
     commit: UInt64, responses: Bytes, written: int,
 ) -> tuple[int, int, int, int, int, int]:  # fmt: skip
     """Returns why and where it stopped, the ends of frames, items and responses, and the last vbucket it looked at."""
-    # The parts of the kernel get these once a request.
+    # The parts of the kernel get these arrays once per request.
     data = borrowed(data)
     known = borrowed(known)
     scratch = borrowed(scratch)
@@ -250,7 +250,7 @@ def _apply(
 
 @inlined_part
 def _is_plain_set(data: Bytes, at: int, datatypes: int) -> bool:
-    """Whether the header at `at` is that of a set with sound lengths, for any version, with a value of no odd kind."""
+    """Whether the header at `at` is that of a set with sound lengths, without a CAS, and of a negotiated datatype."""
     if data[at] != REQUEST or (data[at + 1] != SET and data[at + 1] != SETQ):
         return False
     if data[at + 4] != _SET_EXTRAS_BYTES or i64(data[at + 5]) & ~datatypes or load_u64(data, at + 16) != 0:
@@ -261,9 +261,9 @@ def _is_plain_set(data: Bytes, at: int, datatypes: int) -> bool:
 
 @inlined_part
 def _stored_datatype(data: Bytes, at: int, value_at: int, end: int, inflated: Bytes) -> int:
-    """The datatype of the set's value as it is stored, or `_NO_DATATYPE` where a compressed one is long or not sound.
+    """Return the datatype of a set's stored value; `_NO_DATATYPE` for a compressed one that is long or not sound.
 
-    What the client says of JSON does not count.
+    Whether it is JSON is checked: what the client says does not count.
     """
     if not data[at + 5] & SNAPPY:
         return JSON if is_json(data, value_at, end) else RAW
@@ -275,7 +275,7 @@ def _stored_datatype(data: Bytes, at: int, value_at: int, end: int, inflated: By
 
 @inlined_part
 def known_collection(data: Bytes, key_at: int, key_end: int, collections: bool, known: Column) -> int:
-    """Where the collection of a sound key stands among those that are known, or `UNKNOWN_COLLECTION`."""
+    """Return the position of a sound key's collection among the known ones, or `UNKNOWN_COLLECTION`."""
     key_bytes = key_end - key_at
     if not collections:
         is_sound = 1 <= key_bytes <= KEY_BYTES_MAX and len(known) != 0 and known[0] == _DEFAULT_COLLECTION
@@ -292,7 +292,7 @@ def known_collection(data: Bytes, key_at: int, key_end: int, collections: bool, 
 def key_hash(
     data: Bytes, key_at: int, key_end: int, collections: bool, scratch: Bytes, secret: Column
 ) -> tuple[int, int]:
-    """The hash of the key as it is stored: with its collection id."""
+    """Return the hash of the key as it is stored, with its collection id."""
     key_bytes = key_end - key_at
     if collections:
         return siphash128(data, key_at, key_bytes, secret[0], secret[1])
@@ -306,7 +306,7 @@ def _write_mutation(
     data: Bytes, at: int, value_at: int, end: int, collections: bool, datatype: int, seqno: int, cas: int, rev: int,
     expiry: int, frames: Bytes, to: int,
 ) -> int:  # fmt: skip
-    """The request at `at` as it is stored and streamed. Returns where that ends."""
+    """Write the request at `at` as it is stored and streamed. Returns where that ends."""
     key_at = at + _KEY_OFFSET
     prefix = 0 if collections else 1
     stored_key_bytes = value_at - key_at + prefix
@@ -323,7 +323,7 @@ def _write_mutation(
     store_u64(frames, to + 32, rev)
     store_u32(frames, to + 40, load_u32(data, at + 24))
     store_u32(frames, to + 44, u32(expiry))
-    # Neither lock time, nor metadata, nor how lately it was used.
+    # No lock time, no metadata, and no value for how recently the document was used.
     store_u32(frames, to + 48, u32(0))
     store_u16(frames, to + 52, u16(0))
     frames[to + 54] = 0

@@ -1,12 +1,12 @@
-"""Settling: young commits become blocks of the vbuckets they touch. And taking changes back out of blocks.
+"""Settle young commits into the blocks of the vbuckets they touch, and take changes back out of blocks.
 
-The commit loop settles; handlers and consumers roll back, remove and flush. Everything here but `abandon` needs the
-bucket at rest: no commit may be written meanwhile.
+The commit loop settles; handlers and consumers roll back, remove and flush. Everything here but `abandon` requires
+that no commit is being written meanwhile.
 
-A commit holds a little of many vbuckets, a block much of one. Settling takes the young commits, gathers what they hold
-of each vbucket and appends it to the vbucket's last block while that is small, then begins another. It goes in
-steps of a few vbuckets, each one durable write, so that no writer waits long; the journal is cleared after the last. A
-crash in between leaves changes both in blocks and in the journal, which opening sees by their seqnos.
+A commit holds a few changes of many vbuckets, a block many changes of one. Settling gathers what the young commits
+hold of each vbucket and appends it to the vbucket's last block if that is small; otherwise it begins another. It goes
+in steps of a few vbuckets, each one durable write, so that no writer waits long; the last step clears the journal. A
+crash in between leaves changes both in blocks and in the journal, which opening recognises by their seqnos.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from headwater.store.opening import load_vbucket, stored_manifest
 from headwater.store.runs import as_run, gather_runs, last_seqno, split_after
 
 YOUNG_BYTES_MAX = 64 * 1024 * 1024
-"""When to settle: what is young is held in memory. In 1,024 vbuckets it makes blocks that nothing is appended to."""
+"""Settle at this size: young commits are held in memory. In 1,024 vbuckets it makes blocks that nothing is added to."""
 YOUNG_COMMITS_MAX = 2048
 STEP_BYTES = 2 * 1024 * 1024
-"""Commits go in between two steps, so this is what a small write may have to wait for; with the blocks that the changes
-are appended to it becomes up to half as much again."""
+"""Commits are written between two steps, so a small write may have to wait for this much, or up to half as much again
+with the blocks that the changes are appended to."""
 
 
 def is_due(bucket: Bucket) -> bool:
@@ -54,8 +54,8 @@ def is_due(bucket: Bucket) -> bool:
 class Settling:
     """One round over all vbuckets. Call `write_step` until it returns False, then `finish`.
 
-    With `oldest` it takes as many commits as make settling due, and no more: the journal is cleared at the end of a
-    round, so a node that is killed again and again must come to the end of one, however much its lives left behind.
+    With `oldest` it takes only as many commits as make settling due: the journal is cleared at the end of a round, so
+    a node that is killed again and again must reach the end of one, however much its earlier runs left behind.
     """
 
     def __init__(self, bucket: Bucket, *, oldest: bool = False) -> None:
@@ -65,14 +65,14 @@ class Settling:
         self._steps = self.steps()
 
     def write_step(self) -> bool:
-        """Write the next step. Touches the engine only, so that it may run in another thread. False after the last."""
+        """Write the next step; return False after the last. Uses only the engine, so it may run in another thread."""
         changes = next(self._steps, None)
         if changes is not None:
             self._bucket.engine.write(changes)
         return changes is not None
 
     def steps(self) -> Iterator[list[Change]]:
-        """Changes for the engine, a step at a time; each must be written before the next is asked for."""
+        """Yield the changes for the engine, one step at a time; write each step before taking the next."""
         changes: list[Change] = []
         for part in self._parts():
             if changes:
@@ -82,12 +82,12 @@ class Settling:
         yield [*changes, *(DeleteRow(Table.JOURNAL, commit_key(commit.number)) for commit in self._commits)]
 
     def finish(self) -> None:
-        """All steps are durable: drop the commits from memory."""
+        """Drop the commits from memory, once all steps are durable."""
         for commit in self._commits:
             del self._bucket.young[commit.number]
 
     def _parts(self) -> Iterator[list[tuple[int, Bytes]]]:
-        """What the commits hold of each vbucket that they touch, for some vbuckets at a time."""
+        """Yield what the commits hold of each vbucket that they touch, for some vbuckets at a time."""
         places = np.array([commit.place for commit in self._commits], dtype=np.int64).reshape(-1, 2)
         ends = np.zeros(len(self._bucket.vbuckets) + 1, dtype=np.int64)
         for commit in self._commits:
@@ -122,7 +122,7 @@ def settle_now(bucket: Bucket) -> None:
 
 
 def settle_vbucket(view: CheckedView, vbucket: int, fresh: Bytes) -> list[Change]:
-    """The writes that append changes to a vbucket's blocks, without those that the blocks hold already."""
+    """Return the writes that append changes to a vbucket's blocks, except changes that the blocks hold already."""
     start, end = blocks_of(vbucket)
     last = view.last_size_before(Table.BLOCKS, end)
     reached = block_last_seqno(last[0]) if last is not None and last[0] >= start else 0
@@ -132,14 +132,14 @@ def settle_vbucket(view: CheckedView, vbucket: int, fresh: Bytes) -> list[Change
         return []
     merged: list[Bytes] = []
     changes: list[Change] = []
-    # Small blocks up to twice the size of what comes behind them are taken along. So there are few of them, and a
-    # change is written again only a few times before its block is full, however little is settled at a time.
+    # Merge small blocks up to twice the size of what follows them. So there are few small blocks, and a change is
+    # rewritten only a few times before its block is full, however little is settled at a time.
     appended_max = full_block_bytes()
     while last is not None and last[0] >= start and last[1] < appended_max and last[1] <= 2 * size:
         try:
             block = view.get(Table.BLOCKS, last[0])
         except VBucketDamaged:
-            break  # A damaged block stays as it is, for what reads it next to find.
+            break  # A damaged block stays as it is: the next read of it reports the damage.
         assert block is not None
         merged.insert(0, as_run(block))
         changes.append(DeleteRow(Table.BLOCKS, last[0]))
@@ -154,9 +154,9 @@ def settle_vbucket(view: CheckedView, vbucket: int, fresh: Bytes) -> list[Change
 
 
 def roll_back(bucket: Bucket, vbucket: int, to_seqno: Seqno, *, branch: bool = False) -> Seqno:
-    """Take a vbucket back to a seqno and return the one it was taken to.
+    """Roll a vbucket back to a seqno. Returns the seqno that it was rolled back to.
 
-    Inside the history window that is the seqno asked for, and the documents are exactly what they were then. Before it
+    Inside the history window that is `to_seqno`, and the documents are exactly what they were then. Before the window
     versions are missing, so the vbucket starts again from 0. With `branch` a new branch of history begins there.
     """
     _bring_to_rest(bucket)
@@ -205,7 +205,7 @@ def remove_vbuckets(bucket: Bucket, vbuckets: Sequence[int]) -> None:
 
 
 def reset_vbucket(bucket: Bucket, vbucket: int) -> None:
-    """Drop what is stored of a damaged vbucket, so that a copy of it can be received from another node."""
+    """Drop the stored data of a damaged vbucket, so that this node can receive a copy of it from another node."""
     facts = bucket.numbers.facts[vbucket]
     assert facts is not None, "only vbuckets that exist are reset"
     remove_vbuckets(bucket, [vbucket])
@@ -246,7 +246,7 @@ def flush(bucket: Bucket, *, active_only: bool = False) -> None:
 
 
 def abandon(bucket: Bucket) -> list[int]:
-    """Take back all that is not durable, after a commit could not be written. Returns the commits that are void."""
+    """Take back everything that is not durable, after a commit could not be written. Returns the void commits."""
     void = [bucket.pending.number] if bucket.in_flight is None else [bucket.in_flight.number, bucket.pending.number]
     bucket.in_flight = None
     bucket.pending.restart(bucket.pending.number + 1)
@@ -262,7 +262,7 @@ def abandon(bucket: Bucket) -> list[int]:
         bucket.numbers.set_facts(vbucket, None if encoded is None else VBucketFacts.decode(encoded))
         changed = bucket.numbers.high_seqnos[vbucket] != bucket.numbers.durable_seqnos[vbucket]
         if encoded is not None and changed:
-            # Locks are not stored, and a disk that fails is no reason to take them from their holders.
+            # Locks are not stored, and a failing disk is no reason to release them.
             locked = bucket.index.locked(vbucket)
             _reload(bucket, vbucket)
             bucket.index.lock_again(vbucket, locked)
@@ -291,16 +291,16 @@ def _reload(bucket: Bucket, vbucket: int) -> None:
         with bucket.reading(vbucket) as view:
             load_vbucket(bucket, view, vbucket)
     except VBucketDamaged:
-        # It is stopped. What called this goes on with the others.
+        # The vbucket is stopped now. The caller continues with the others.
         bucket.index.clear(vbucket)
         bucket.undecided.clear(vbucket)
 
 
 def _drop_after(bucket: Bucket, vbucket: int, seqno: Seqno) -> list[Change]:
-    """The writes that remove the changes after a seqno from the blocks."""
+    """Return the writes that remove the changes after a seqno from the blocks."""
     changes: list[Change] = []
     if seqno == 0:
-        # Nothing is kept, so nothing is read: this also removes what is damaged.
+        # Nothing is kept, so nothing is read: this also removes damaged blocks.
         with bucket.engine.view() as view:
             return [DeleteRow(Table.BLOCKS, key) for key, _ in view.sizes(Table.BLOCKS, *blocks_of(vbucket))]
     with bucket.reading(vbucket) as view:

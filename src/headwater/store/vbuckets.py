@@ -1,7 +1,7 @@
 """The vbuckets of a bucket: their facts, the numbers that change with every write, and the system events they store.
 
-The numbers are arrays with one entry a vbucket, which kernels read and write. The bucket owns one `VBucketNumbers`,
-which only modules of the store write to. Others read `Bucket.vbuckets`, a view of it that can't be written to.
+The numbers are arrays with one entry per vbucket, which kernels read and write. The bucket owns one `VBucketNumbers`,
+which only modules of the store write to. Others read `Bucket.vbuckets`, a read-only view of it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ABSENT = 0
 """The state number of a vbucket that does not exist here."""
 
 RECEIVING_STATES = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
-"""The states in which a vbucket takes what others have written."""
+"""The states in which a vbucket receives what another node has written."""
 
 _NO_CAS = Cas(0)
 _LOGICAL_BITS = 0xFFFF
@@ -48,11 +48,11 @@ _LOGICAL_BITS = 0xFFFF
 
 @dataclass(frozen=True, slots=True)
 class VBuckets:
-    """A read-only view of the vbuckets. Arrays have one entry a vbucket."""
+    """A read-only view of the vbuckets. Arrays have one entry per vbucket."""
 
     facts: Sequence[VBucketFacts | None]
     vbuuids: np.ndarray[tuple[int], np.dtype[np.uint64]]
-    """The newest branch of each."""
+    """The vbuuid of the newest branch of each."""
     states: np.ndarray[tuple[int], np.dtype[np.uint8]]
     high_seqnos: np.ndarray[tuple[int], np.dtype[np.uint64]]
     """The last seqno given out, durable or not."""
@@ -63,20 +63,20 @@ class VBuckets:
     """The highest seqno of a prepare that was durably committed or aborted."""
     max_cas: np.ndarray[tuple[int], np.dtype[np.uint64]]
     deleted_revs: np.ndarray[tuple[int], np.dtype[np.uint64]]
-    """The highest revision of a deleted document: a new one starts above it, since the old may have been its own."""
+    """The highest revision of a deleted document. A new document starts above it, as it may be that one again."""
     superseded: np.ndarray[tuple[int], np.dtype[np.int64]]
     """How many stored changes are no longer the newest of their key. While 0, blocks can be streamed as they are."""
     window_starts: np.ndarray[tuple[int], np.dtype[np.uint64]]
     """Where the history window began at the first step of the current compaction; it holds for all its steps."""
     manifest_uids: np.ndarray[tuple[int], np.dtype[np.uint64]]
-    """The manifest that the system events of each have come to, durable or not."""
+    """The uid of the manifest that each vbucket's system events have reached, durable or not."""
     event_seqnos: np.ndarray[tuple[int], np.dtype[np.uint64]]
     """The seqno of the last system event, durable or not."""
     dropped_seqnos: np.ndarray[tuple[int], np.dtype[np.uint64]]
     """The seqno of the last event that dropped collections, until compaction has dropped their documents; else 0."""
     damage: Mapping[int, VBucketDamaged] = field(default_factory=dict)
-    """The vbuckets that are stopped because what is stored of them is damaged, and what was found. Their state is dead
-    to all that serves, streams or receives; their facts have the one that they are to have."""
+    """The vbuckets that are stopped because their stored data is damaged, and what was found. Their state is dead for
+    everything that serves, streams or receives; their facts keep the state that they are meant to have."""
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -111,7 +111,7 @@ _ARRAYS = tuple(one.name for one in fields(VBuckets) if one.name not in ("facts"
 
 @dataclass(frozen=True, slots=True)
 class VBucketNumbers(VBuckets):
-    """The vbuckets as the modules of the store write to them."""
+    """The vbuckets, for modules of the store to write to."""
 
     facts: list[VBucketFacts | None]
     damage: dict[int, VBucketDamaged] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class VBucketNumbers(VBuckets):
         return cls(facts=[None] * count, **arrays)
 
     def read_only(self) -> VBuckets:
-        """A view that shows every change of these numbers."""
+        """Return a view that shows every change of these numbers."""
         arrays: dict[str, Any] = {name: getattr(self, name).view() for name in _ARRAYS}
         for array in arrays.values():
             array.flags.writeable = False
@@ -138,19 +138,19 @@ class VBucketNumbers(VBuckets):
         self.vbuuids[vbucket] = 0 if facts is None else facts.failover_log.newest.vbuuid
 
     def stop(self, error: VBucketDamaged) -> None:
-        """Mark a vbucket as damaged, so that no client and no stream gets anything of it."""
+        """Mark a vbucket as damaged, so that clients and streams get nothing of it."""
         self.damage.setdefault(error.vbucket, error)
         if self.exists(error.vbucket):
             self.states[error.vbucket] = VBucketState.DEAD
 
     def reset_numbers(self, vbucket: int) -> None:
-        """Forget all but the facts, and the state and branch that follow from them."""
+        """Reset all numbers of a vbucket, but not its state and branch, which follow from its facts."""
         for name in _ARRAYS:
             if name not in ("vbuuids", "states"):
                 getattr(self, name)[vbucket] = 0
 
     def on_event(self, vbucket: int, seqno: int, event: Event, *, manifest_uid: int) -> None:
-        """A system event has been stored, or read back."""
+        """Note a system event that has been stored, or read back."""
         raise_to(self.event_seqnos, vbucket, seqno)
         raise_to(self.manifest_uids, vbucket, manifest_uid)
         if isinstance(event, CollectionDropped | ScopeDropped):
@@ -161,7 +161,7 @@ class VBucketNumbers(VBuckets):
         return Seqno(int(self.high_seqnos[vbucket]))
 
     def coming_cas(self, vbucket: int, now_ns: int) -> Cas:
-        """The next CAS. A hybrid logical clock: the time where it has moved on, else one more than the last."""
+        """Return the next CAS of a hybrid logical clock: the time if it has advanced, else one more than the last."""
         return Cas(max(now_ns & ~_LOGICAL_BITS, int(self.max_cas[vbucket]) + 1))
 
     def next_cas(self, vbucket: int, now_ns: int) -> Cas:
@@ -174,11 +174,11 @@ class VBucketNumbers(VBuckets):
 # --- the system events of a vbucket -------------------------------------------------------------------------------
 #
 # The bucket has one manifest, and an active vbucket stores every change of it as system events. A copy gets them with
-# its stream, so it may be behind the bucket's manifest, and ahead of it, too.
+# its stream, so it may be behind the bucket's manifest, or ahead of it.
 
 
 def stored_event(event: Event, vbucket: int, seqno: Seqno, *, cas: Cas = _NO_CAS) -> SystemEvent:
-    """An event as it is stored: packed, unless only the other form holds all of it."""
+    """Return an event as it is stored: packed, unless only FlatBuffers can hold all of it."""
     needs_flatbuffers = isinstance(event, CollectionModified) or (
         isinstance(event, CollectionCreated) and bool(event.history or event.metered or event.flush_uid)
     )
@@ -195,7 +195,7 @@ def is_flush(event: Event) -> TypeGuard[CollectionCreated]:
 
 
 def events_in(run: Bytes) -> Iterator[tuple[Seqno, Event]]:
-    """The system events of a stored run, each with its seqno."""
+    """Yield the system events of a stored run, each with its seqno."""
     at = _next_event(run, 0)
     while at < len(run):
         end = at + 24 + int.from_bytes(run[at + 8 : at + 12])
@@ -206,7 +206,7 @@ def events_in(run: Bytes) -> Iterator[tuple[Seqno, Event]]:
 
 
 def manifest_of_runs(runs: Iterable[Bytes]) -> Manifest:
-    """The manifest that the events of a vbucket's runs add up to."""
+    """Return the manifest that the events of a vbucket's runs add up to."""
     manifest = Manifest()
     for run in runs:
         for _, event in events_in(run):
@@ -247,7 +247,7 @@ def _collections_after(scope: Scope, event: CollectionCreated | CollectionDroppe
 
 @kernel
 def _next_event(run: AnyBytes, at: int) -> int:
-    """Where the first system event at or behind `at` starts; the run's length where there is none."""
+    """Return where the first system event at or after `at` starts; the run's length if there is none."""
     at = i64(at)
     while at < len(run) and run[at + 1] != SYSTEM_EVENT:
         at += 24 + i64(load_u32(run, at + 8))

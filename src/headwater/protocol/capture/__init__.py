@@ -1,11 +1,11 @@
-"""Captures: hex text, raw bytes, pcap and pcapng files, each as the same events, and the frames in them, with what
+"""Captures: hex text, raw bytes, pcap and pcapng files, all read as the same events, and the frames in them, with what
 their connection had negotiated by then.
 
 `read_capture` turns the bytes of a file into who sent what; `read_frames` cuts that into frames. Neither opens a file.
 
-A flow is in step while its frames follow each other. Bytes that are no frame stop it: nothing behind them can be
-trusted. Where bytes are missing it searches for the next thing that looks like a frame. Every such point is reported as
-a `CaptureFault`; frames of other flows go on.
+A flow is in step while its frames follow each other. Bytes that are no frame stop it, because nothing after them can
+be trusted. After a gap, the reader searches for the next bytes that look like a frame. Every such point is reported as
+a `CaptureFault`; frames of other flows continue.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX
 
 # Where a frame may begin in bytes whose beginning is lost.
 #
-# A header gives itself away: a known magic and opcode, a datatype of three bits, a vbucket or status below 1024, and
-# lengths that fit each other and the limit. Random bytes look so about once in fifty megabytes. Where the frame's end
-# is there to be seen, another such header must follow.
+# A header is recognised by a known magic and opcode, a datatype of three bits, a vbucket or status below 1024, and
+# lengths that fit each other and the limit. Random bytes look like one about once in fifty megabytes. If the frame's
+# end is in the data, another such header must follow.
 
 
 _MAGICS = re.compile(b"[" + b"".join(re.escape(bytes([magic])) for magic in Magic) + b"]")
@@ -50,7 +50,7 @@ _SPECIFIC_MAX = 1023
 
 
 def find_frame(data: bytes | bytearray) -> int | None:
-    """The offset of the first thing that looks like a frame, or None while there is none."""
+    """Return the offset of the first bytes that look like a frame, or None if there are none."""
     for candidate in _MAGICS.finditer(data):
         at = candidate.start()
         if at + HEADER_BYTES > len(data):
@@ -70,7 +70,7 @@ def _looks_like_frame(data: bytes | bytearray, at: int) -> bool:
 def _looks_like_header(data: bytes | bytearray, at: int) -> bool:
     magic, opcode, _, _, datatype, specific, *_ = HEADER.unpack_from(data, at)
     try:
-        # A header alone is enough to be refused.
+        # Faults that the header alone shows are enough to reject it.
         decode_frame(data[at : at + HEADER_BYTES])
     except RemoteProtocolError:
         return False
@@ -79,20 +79,20 @@ def _looks_like_header(data: bytes | bytearray, at: int) -> bool:
 
 
 SEARCH_BYTES_MAX = HEADER_BYTES + FRAME_BODY_BYTES_MAX
-"""No frame is longer, so one that is there begins within as many bytes."""
+"""No frame is longer, so the next frame begins within this many bytes."""
 
 _RESPONSES = frozenset({Magic.RESPONSE, Magic.FLEXIBLE_RESPONSE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedFrame:
-    """A frame, and where in the capture it lies."""
+    """A frame, and its place in the capture."""
 
     number: int
     """Counts all frames of the capture from 1."""
     flow: Flow
     offset: int
-    """Of the first byte, in the flow."""
+    """Offset of the first byte in the flow."""
     where: str
     frame: Frame
     negotiated: Negotiated
@@ -110,9 +110,9 @@ class CaptureFault:
 def read_frames(
     events: Iterable[CaptureEvent], *, collections: bool | None = None
 ) -> Iterator[CapturedFrame | CaptureFault]:
-    """All frames, in the order in which they were completed.
+    """Yield all frames, in the order in which they were completed, and the faults.
 
-    Whether keys have collection ids is learnt from the HELLO responses, unless `collections` says so.
+    `collections` says whether keys have collection ids; by default HELLO responses show it.
     """
     reader = _FrameReader(collections)
     for event in events:
@@ -185,16 +185,16 @@ class _FlowState(Enum):
 
 
 class _FlowReader:
-    """One flow's bytes, and how far frames have been made of them."""
+    """The bytes of one flow, and how far they were cut into frames."""
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self._state = _FlowState.IN_STEP
         self._data = bytearray()
         self._position = 0
-        """The flow's offset of the first byte of `_data`."""
+        """The offset in the flow of the first byte of `_data`."""
         self._chunks: deque[tuple[int, str]] = deque()
-        """Offsets at which chunks began, and where that was."""
+        """The offsets at which chunks began, and where in the input that was."""
         self._gap_at = 0
         self._missing_bytes: int | None = 0
         self._skipped_bytes = 0
@@ -216,7 +216,7 @@ class _FlowReader:
             yield from self._cut()
 
     def skip(self, missing_bytes: int | None) -> Iterator[CaptureFault]:
-        """Bytes are missing here: None where it is not known how many."""
+        """Note that bytes are missing here; None if their number is not known."""
         if self._state is _FlowState.SEARCHING:
             yield from self.end()
         self._gap_at = self._position
@@ -227,7 +227,7 @@ class _FlowReader:
         self._state = _FlowState.SEARCHING
 
     def end(self) -> Iterator[CaptureFault]:
-        """No more bytes will come: report what is left over."""
+        """Report the bytes that are left over at the end."""
         if self._state is _FlowState.SEARCHING:
             self._skipped_bytes += len(self._data)
             yield from self._report_gap("no frame was found after that")
@@ -236,7 +236,7 @@ class _FlowReader:
             yield self._fault(error)
 
     def _cut(self) -> Iterator[tuple[int, str, Frame] | CaptureFault]:
-        """The frames that are complete by now."""
+        """Yield the frames that are complete by now."""
         start = 0
         try:
             while (decoded := decode_frame(self._data, start, position=self._position + start)) is not None:
@@ -245,7 +245,7 @@ class _FlowReader:
                 yield offset, self._where_of(offset), frame
                 start = end
         except RemoteProtocolError as error:
-            # A frame may have been cut before: the position is that of the frame that fails.
+            # Frames may have been cut before this one: the position is that of the frame that fails.
             self._drop(start)
             yield self._fault(error)
             self._forget_data()
@@ -255,7 +255,7 @@ class _FlowReader:
 
     def _search(self) -> Iterator[CaptureFault]:
         found = find_frame(self._data)
-        # A header may begin in the last bytes and go on in the next chunk.
+        # A header may begin in the last bytes and continue in the next chunk.
         passed = max(0, len(self._data) - HEADER_BYTES + 1) if found is None else found
         self._skipped_bytes += passed
         self._drop(passed)
@@ -285,7 +285,7 @@ class _FlowReader:
         return CaptureFault(flow=self._flow, where=self._where_of(self._position), error=error)
 
     def _where_of(self, offset: int) -> str:
-        """Where in the input the flow's byte `offset` was. Asked for rising offsets only."""
+        """Return where in the input the flow's byte `offset` was. Call it with rising offsets only."""
         while len(self._chunks) > 1 and self._chunks[1][0] <= offset:
             self._chunks.popleft()
         return self._chunks[0][1] if self._chunks else ""
@@ -318,7 +318,7 @@ class CaptureFormat(Enum):
 
 
 def find_format(data: bytes) -> CaptureFormat:
-    """The format by the first bytes. No magic of the protocol is a character that text begins with."""
+    """Return the format that the first bytes show. No magic of the protocol is a character that text begins with."""
     if is_packet_capture(data):
         return CaptureFormat.PCAP
     if data and data[0] in _FIRST_BYTES:
@@ -327,7 +327,7 @@ def find_format(data: bytes) -> CaptureFormat:
 
 
 def read_capture(data: bytes, capture_format: CaptureFormat | None = None) -> Iterator[CaptureEvent]:
-    """The events of a capture. Its format is found by its first bytes if none is given.
+    """Return the events of a capture. Without a format, the first bytes decide.
 
     Raises `CaptureError`, from the iterator, at the point where the input is not of that format.
     """

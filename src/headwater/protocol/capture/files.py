@@ -1,17 +1,17 @@
-r"""Reading capture files: hex text into events, pcap and pcapng files into TCP segments, and these into events.
+r"""Read capture files: hex text into events, pcap and pcapng files into TCP segments, and these into events.
 
-Events are what a capture consists of, whatever file it came in: who sent which bytes, and where some are missing.
+Events are what a capture consists of, whatever its file: who sent which bytes, and where bytes are missing.
 
-No file is opened here: the bytes come in, and a `CaptureError` with the line or packet comes out where they are not of
-the format. Every line of hex text is one of these:
+No file is opened here: callers pass in its bytes. Bytes that are not of the format raise a `CaptureError` with the
+line or packet. Every line of hex text is one of these:
 
-    8053 0000 ...                 hex, with or without spaces, commas, colons, `0x` or `\x`; `#` starts a remark
+    8053 0000 ...                 hex, with or without spaces, commas, colons, `0x` or `\x`; `#` starts a comment
     00000010: 8053 0000  .S..     a dump line of xxd or tcpdump: an offset, bytes, and perhaps the bytes as text
     00000010  80 53 00 00 |.S..|  the same by hexdump -C, od -A x -t x1, tshark or Wireshark
     [dcp] C->S DCP_OPEN ...       from here on the bytes are the client's on connection `dcp`; a frame starts
     [dcp] anything else           an annotation
     ## [dcp] new TCP connection   the connection starts again
-    # ...                         a remark
+    # ...                         a comment
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headwater.errors import CaptureError
 
 
 class Direction(Enum):
-    """Who sent the bytes. A server is who was connected to; on DCP, requests go both ways."""
+    """Who sent the bytes. The server is the side that was connected to; on DCP, requests go both ways."""
 
     CLIENT_TO_SERVER = "C->S"
     SERVER_TO_CLIENT = "S->C"
@@ -41,7 +41,7 @@ class Direction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One direction of one connection. Input that does not say has one flow, with no name and no direction."""
+    """One direction of one connection. Input without directions has one flow, with no name and no direction."""
 
     connection: str = ""
     direction: Direction | None = None
@@ -57,21 +57,21 @@ UNKNOWN_FLOW = Flow()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOpened:
-    """A new connection begins under this name; what an older one of that name had negotiated is void."""
+    """A new connection begins under this name; what an older one with that name had negotiated is void."""
 
     connection: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Bytes that follow the flow's last ones."""
+    """Bytes that follow the previous ones of the flow."""
 
     flow: Flow = UNKNOWN_FLOW
     data: bytes
     where: str = ""
     """The location in the input as its own tools count it: `line 7`, `packet 12`."""
     starts_frame: bool = False
-    """The input says that a frame starts here, so an unfinished one before it stays unfinished."""
+    """Whether the input says that a frame starts here, so that an unfinished one before it stays unfinished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Gap:
 
     flow: Flow
     missing_bytes: int | None
-    """None where the capture began after the connection did."""
+    """None if the capture began after the connection did."""
 
 
 CaptureEvent = ConnectionOpened | Chunk | Gap
@@ -88,23 +88,23 @@ CaptureEvent = ConnectionOpened | Chunk | Gap
 
 # --- TCP reassembly: segments as they were captured, each direction's bytes as they were sent -------------------------
 #
-# Sequence numbers put segments in order. What comes early waits for what is missing; what was sent before is dropped,
-# and of overlapping segments each byte is taken once. If a missing segment does not turn up while as much waits as the
-# limits allow, or by the end of the capture, there is a `Gap` instead.
+# Sequence numbers put segments in order. A segment that comes early waits for what is missing; bytes that were sent
+# before are dropped, so of overlapping segments each byte is taken once. If a missing segment does not turn up while
+# as much waits as the limits allow, or by the end of the capture, a `Gap` is reported instead.
 #
-# A capture may begin after a connection did. Its first segment need not be the first that was captured, so segments
-# pass through a window, and the lowest sequence number in it is where a flow is taken to begin.
+# A capture may begin after a connection did. The first segment captured need not be the first in order, so segments
+# pass through a window, and a flow is assumed to begin at the lowest sequence number in it.
 
 
 WAITING_BYTES_MAX = 4 * 1024 * 1024
-"""What one direction may hold back for a missing segment; a common receive window is no larger."""
+"""How many bytes one direction may hold back for a missing segment; a common receive window is no larger."""
 
 WAITING_SEGMENTS_MAX = 1024
 LOOKAHEAD_SEGMENTS = 256
 
 _SEQUENCE_NUMBERS = 2**32
 _OLD_BYTES_MAX = 2**30
-"""A segment this far behind is a retransmission; farther back than a window can reach, it lies ahead instead."""
+"""A segment this far behind is a retransmission; one farther back than a window can reach is ahead instead."""
 _START_DISORDER_BYTES_MAX = 2**20
 _SERVER_PORTS = (11210, 11207, 11209)
 """Couchbase's key-value ports: plain, TLS, and between nodes."""
@@ -133,7 +133,7 @@ class Segment:
 
     @property
     def first_sequence(self) -> int:
-        """The sequence number of the first byte; SYN has one of its own."""
+        """The sequence number of the first byte; a SYN takes one itself."""
         return (self.sequence + self.syn) % _SEQUENCE_NUMBERS
 
     @property
@@ -146,9 +146,9 @@ class Segment:
 
 
 def reassemble(segments: Iterable[Segment]) -> Iterator[CaptureEvent]:
-    """The bytes of every connection, roughly in the order in which they were captured.
+    """Yield the bytes of every connection, roughly in the order in which they were captured.
 
-    Where `segments` fails because the file is cut off, what came before is handed out first.
+    If `segments` fails because the file is cut off, what precedes that is yielded first.
     """
     reassembler = _Reassembler()
     ahead: deque[Segment] = deque()
@@ -170,7 +170,7 @@ def reassemble(segments: Iterable[Segment]) -> Iterator[CaptureEvent]:
 
 @dataclass(slots=True)
 class _Start:
-    """Where a flow begins, as far as is known. `is_certain` where its SYN was seen."""
+    """Where a flow begins, as far as is known; `is_certain` if its SYN was seen."""
 
     sequence: int
     is_certain: bool
@@ -183,7 +183,7 @@ class _Reassembler:
         self._clients: dict[frozenset[SocketAddress], SocketAddress] = {}
 
     def announce(self, segment: Segment) -> None:
-        """Take note of a segment that will be received soon."""
+        """Note a segment that will be received soon."""
         if segment.syn:
             client = segment.destination if segment.ack else segment.source
             self._clients.setdefault(segment.endpoints, client)
@@ -222,7 +222,7 @@ class _Reassembler:
 
 
 def _likely_client(segment: Segment) -> SocketAddress:
-    """Who is the client, by the ports alone: servers have well-known ones, or at least low ones."""
+    """Return the likely client, by the ports alone: servers have well-known ports, or at least low ones."""
     for port in _SERVER_PORTS:
         if (segment.source.port == port) != (segment.destination.port == port):
             return segment.destination if segment.source.port == port else segment.source
@@ -234,7 +234,7 @@ class _CapturedConnection:
     client: SocketAddress
     server: SocketAddress
     incarnation: int
-    """Ports are used again: this one's number among the connections between these two."""
+    """The number of this connection among those between these two: ports are reused."""
     streams: dict[SocketAddress, _Direction] = field(default_factory=dict)
 
     @property
@@ -243,7 +243,7 @@ class _CapturedConnection:
         return f"{self.client}-{self.server}{again}"
 
     def is_replaced_by(self, segment: Segment) -> bool:
-        """A SYN that is no repetition of this connection's own."""
+        """Whether a segment is a SYN that does not repeat this connection's own."""
         stream = self.streams.get(segment.source)
         return segment.is_connect and stream is not None and stream.start_sequence != segment.first_sequence
 
@@ -260,7 +260,7 @@ class _CapturedConnection:
 
 
 class _Direction:
-    """One direction: the bytes in order, and the segments that came too early."""
+    """One direction: its bytes in order, and the segments that came too early."""
 
     def __init__(self, flow: Flow, start_sequence: int) -> None:
         self._flow = flow
@@ -314,7 +314,7 @@ _EXCERPT_CHARS = 40
 
 
 def read_hex_text(data: bytes) -> Iterator[CaptureEvent]:
-    """The events of hex text, line by line; a `CaptureError` at the first line that is nothing of the above."""
+    """Yield the events of hex text, line by line. Raises `CaptureError` at the first line of no known form."""
     return _HexTextReader().read(data)
 
 
@@ -363,10 +363,10 @@ class _HexTextReader:
 
 
 def _dump_columns(line: str) -> str:
-    """The hex of a dump line behind its offset, without the column that shows the bytes as text.
+    """Return the hex of a dump line after its offset, without the column that shows the bytes as text.
 
-    Text may look like hex, so a second column counts only where the dumps that have one put it: two spaces behind
-    eight single bytes.
+    Text may look like hex, so a second column counts only where dumps with two columns have it: two spaces after eight
+    single bytes.
     """
     first, *others = line.partition("|")[0].rstrip().split("  ")
     if others and len(first) == 23 and _BYTE_PAIRS.fullmatch(first) and _BYTE_PAIRS.fullmatch(others[0]):
@@ -376,8 +376,8 @@ def _dump_columns(line: str) -> str:
 
 # --- pcapng files: blocks, of which those with packets matter ---------------------------------------------------------
 #
-# dpkt's own reader takes every packet for one of the first interface, whose link type may be another one's (Wireshark
-# on loopback and Ethernet at once), passes over simple packet blocks, and parses options that are not needed here.
+# dpkt's own reader takes every packet to be of the first interface, whose link type may not be that of another
+# (Wireshark on loopback and Ethernet at once), skips simple packet blocks, and parses needless options.
 
 
 SECTION_HEADER = 0x0A0D0D0A
@@ -397,7 +397,7 @@ def is_pcapng(data: bytes) -> bool:
 
 
 def read_pcapng_packets(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The link type and the bytes of every packet."""
+    """Yield the link type and the bytes of every packet."""
     order = ">"
     link_types: list[int] = []
     at = 0
@@ -421,7 +421,7 @@ def read_pcapng_packets(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _block(data: bytes, at: int, order: str) -> tuple[int, int]:
-    """The type and the length of the block at `at`, which is compared with the file's end."""
+    """Return the type and the length of the block at `at`, which is checked against the file's end."""
     if at + _BLOCK_BYTES_MIN > len(data):
         raise _damaged(at)
     kind, block_bytes = unpack_from(order + "II", data, at)
@@ -439,7 +439,7 @@ def _damaged(at: int) -> CaptureError:
 
 
 def _captured(kind: int, block: bytes, order: str, at: int) -> tuple[int, bytes]:
-    """The number of the interface and the bytes of the packet in a block."""
+    """Return the number of the interface and the bytes of the packet in a block."""
     if len(block) < (16 if kind == _SIMPLE_PACKET else _PACKET_DATA_AT + 4):
         raise _damaged(at)
     if kind == _SIMPLE_PACKET:
@@ -461,7 +461,7 @@ _PCAP_MAGICS = frozenset(
     for order in ("big", "little")
 )
 _LINK_TYPE_BITS = 0xFFFF
-"""The upper half of a pcap file's link type says how long the frame check sequence is."""
+"""The upper half of a pcap file's link type has the length of the frame check sequence."""
 
 
 def is_packet_capture(data: bytes) -> bool:
@@ -472,7 +472,7 @@ def is_packet_capture(data: bytes) -> bool:
 
 
 def read_segments(data: bytes) -> Iterator[Segment]:
-    """The TCP segments that carry something, in the file's order. Packets are numbered as Wireshark does."""
+    """Yield the TCP segments that carry something, in the file's order. Packets are numbered as in Wireshark."""
     packets = read_pcapng_packets(data) if is_pcapng(data) else _read_pcap_packets(data)
     for number, (link_type, packet) in enumerate(packets, 1):
         strip = _LINK_TYPES.get(link_type)
@@ -512,7 +512,7 @@ def _read_pcap_packets(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 # --- the layers ---------------------------------------------------------------------------------------------------
-# dpkt decodes every protocol it knows inside a packet. Only TCP is wanted here, and nothing else is to be trusted
+# dpkt decodes every protocol it knows inside a packet. Only TCP is wanted here, and other decoders can't be trusted
 # with damaged bytes, so its tables of inner protocols are cut down.
 
 
@@ -577,7 +577,7 @@ _LINK_TYPES: dict[int, Callable[[bytes], Any]] = {
 
 
 def _segment(number: int, strip: Callable[[bytes], Any], packet: bytes) -> Segment | None:
-    """The TCP segment in a packet, or None: other protocols, later fragments and cut headers carry none.
+    """Return the TCP segment in a packet, or None: other protocols, later fragments and cut headers have none.
 
     Bytes of a connection that are lost this way show as a gap in its sequence numbers.
     """

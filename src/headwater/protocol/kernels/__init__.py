@@ -1,7 +1,7 @@
 """Bulk kernels: the hot path of the codec, compiled by numba, with no Python object per item.
 
 `decode` turns a received buffer into Arrow columns, and `snappy` inflates its values. The typed codec is their oracle:
-property tests hold them equal.
+property tests check that both give the same results.
 """
 
 from headwater.protocol.kernels.decode import (

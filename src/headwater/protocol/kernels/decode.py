@@ -1,18 +1,18 @@
 """The decode kernels: received frames to Arrow columns.
 
-`decode_changes` takes one buffer. Mutations, deletions and expirations become rows. Frames with any other opcode are
-left where they are and reported with the row they stand before, so that the caller can handle snapshot markers, stream
-ends and the like with the typed codec, in order. A frame that is not complete is left over. `decode_runs`, which the
-client calls, takes changes that lie in many buffers and makes one batch of them. (Joining the runs first would copy
-every byte once more, and that takes a third of the time of decoding them.)
+`decode_changes` takes one buffer. Mutations, deletions and expirations become rows. Frames with any other opcode stay
+in the buffer and are reported with the row that follows them, so that the caller can handle snapshot markers, stream
+ends and the like with the typed codec, in order. An incomplete frame is left over. `decode_runs`, which the client
+calls, makes one batch of changes in many buffers. (Joining the runs first would copy every byte once more, which takes
+a third of the time of decoding them.)
 
-A kernel goes over the bytes once to check every length and to count, and once to copy. The first walk touches the
-headers only and costs a fraction of the second; in return the columns have exactly the size they need, and the copying
-has nothing left to check. (Guessing the size instead made results four times too large: pages that are never written
-are not free where the system hands out huge ones.)
+A kernel walks over the bytes once to check every length and to count, and once to copy. The first walk reads only the
+headers and costs a fraction of the second; in return the columns have exactly the size they need, and the copying has
+nothing left to check. (Guessing the size instead made results four times too large: pages that are never written are
+not free if the system allocates huge ones.)
 
-It makes no Python object per item and raises nothing: where it meets a fault it stops and says where, and the typed
-codec, which is its oracle, is asked to name the error.
+It makes no Python object per item and raises nothing: at a fault it stops and reports where, and the typed codec,
+which is its oracle, raises the error.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ CHANGES_SCHEMA = pa.schema(
     ]
 )
 """What a message does not have is 0: the stream id without flexible framing, the flags and expiry of a removal, the
-delete time of a mutation or of a removal that does not carry it, the collection id where none were negotiated."""
+delete time of a mutation or of a removal without one, the collection id if collections were not negotiated."""
 
 BUFFER_BYTES_MAX = 2**31 - 1
 """Arrow's binary columns count in 32 bits."""
@@ -97,7 +97,7 @@ BUFFER_BYTES_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherFrame:
-    """A frame that is no change: where it lies in the buffer, and before which row it came."""
+    """A frame that is no change: its place in the buffer, and the row that follows it."""
 
     start: int
     end: int
@@ -106,12 +106,12 @@ class OtherFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedChanges:
-    """What a buffer held."""
+    """The content of a buffer."""
 
     batch: pa.RecordBatch
     others: tuple[OtherFrame, ...]
     consumed_bytes: int
-    """Where the frame starts that is not complete yet; the length of the buffer where there is none."""
+    """Where the incomplete frame starts; the length of the buffer if there is none."""
     compressed_rows: int
     """How many values have the SNAPPY bit and are still compressed (`decompress_values`)."""
 
@@ -144,14 +144,14 @@ def decode_changes(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedRuns:
     batch: pa.RecordBatch
-    """The changes, with the schema that `decode_changes` has."""
+    """The changes, with the schema of `decode_changes`."""
     rows: Column
-    """How many of them each run had."""
+    """The number of changes in each run."""
 
 
 def decode_runs(runs: Sequence[bytes | memoryview], *, collections: bool) -> DecodedRuns:
     """Decode runs of whole frames that are all changes."""
-    # The buffers hold the bytes while the kernels work with nothing but addresses.
+    # The buffers keep the bytes alive while the kernels work with addresses only.
     buffers = [pa.py_buffer(run) for run in runs]
     addresses = np.array([buffer.address for buffer in buffers], dtype=np.int64)
     lengths = np.array([buffer.size for buffer in buffers], dtype=np.int64)
@@ -170,14 +170,14 @@ def decode_runs(runs: Sequence[bytes | memoryview], *, collections: bool) -> Dec
 
 
 def binary_column(column: pa.Array) -> tuple[ReadOnlyBytes, ReadOnlyInt32s]:
-    """The bytes of a binary or text column, and where each of its rows begins; the last offset is the end."""
+    """Return the bytes of a binary or text column, and where each of its rows begins; the last offset is the end."""
     _, offsets, data = column.buffers()
     starts = np.frombuffer(offsets, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
     return read_only(np.frombuffer(data if data is not None else b"", dtype=np.uint8)), read_only(starts)
 
 
 class _Columns:
-    """Room for the rows, in one block of Arrow's own pool, which gives freed blocks out again while they are warm."""
+    """Room for the rows, in one block of Arrow's own pool, which reuses freed blocks while they are in the cache."""
 
     def __init__(self, rows: int, key_bytes: int, value_bytes: int) -> None:
         lengths = [rows * width for width in _FIXED_WIDTHS]
@@ -224,14 +224,14 @@ def _others(buffer: Bytes, rows: Column) -> tuple[OtherFrame, ...]:
 
 
 def other_message_frame(data: bytes | memoryview, other: OtherFrame) -> Frame:
-    """The frame of an `OtherFrame`, for the typed codec."""
+    """Return the frame of an `OtherFrame`, for the typed codec."""
     decoded = decode_frame(data[other.start : other.end])
     assert decoded is not None, "the kernel reports complete frames only"
     return decoded[0]
 
 
 def _raise_fault(data: memoryview, offset: int, *, collections: bool, body_bytes_max: int) -> None:
-    """Let the typed codec name the fault the kernel has met at `offset`."""
+    """Let the typed codec raise the error for the fault that the kernel found at `offset`."""
     decoded = decode_frame(data, offset, body_bytes_max=body_bytes_max)
     if decoded is not None:
         decode_message(decoded[0], WITH_COLLECTIONS if collections else NOTHING_NEGOTIATED)
@@ -239,7 +239,7 @@ def _raise_fault(data: memoryview, offset: int, *, collections: bool, body_bytes
 
 
 def _raise_fault_of_run(run: bytes | memoryview, *, collections: bool) -> None:
-    """Name what is wrong with a run."""
+    """Raise the error for what is wrong with a run."""
     decoded = decode_changes(run, collections=collections)
     if decoded.others:
         # Such as a change whose framing extras hold more than the id of its stream.
@@ -252,7 +252,7 @@ def _raise_fault_of_run(run: bytes | memoryview, *, collections: bool) -> None:
 
 @kernel_part
 def _is_change(data: Bytes, at: int, framing_bytes: int) -> bool:
-    """A lone stream id is the framing that producers send; any other is left to the typed codec."""
+    """Whether a frame is a change. Producers send only a stream id as framing; the typed codec handles any other."""
     if not is_document_change(data[at + 1]):
         return False
     if framing_bytes == 0:
@@ -389,7 +389,7 @@ def _extract_runs(
     flags: UInt32s, expiries: UInt32s, delete_times: UInt32s, collection_ids: UInt32s, key_offsets: Int32s,
     keys: Bytes, value_offsets: Int32s, values: Bytes,
 ) -> None:  # fmt: skip
-    """Copy what was measured and found sound, each run behind the one before."""
+    """Copy what was measured and found sound, run after run."""
     no_others = counts[:0]
     row = i64(0)
     key_at = i64(0)

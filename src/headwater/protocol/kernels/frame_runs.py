@@ -1,11 +1,11 @@
-"""Runs: a received buffer cut into stretches of changes that belong to one stream, and single frames between them.
+"""Runs: a received buffer cut into sequences of changes that belong to one stream, and single frames between them.
 
-A consumer needs no change by itself until it wants columns: to follow its streams it needs to know whose bytes are
-whose, how far the seqnos go, and where markers and stream ends stand between them. So one walk over the headers cuts
-the buffer into runs, and only the runs are handled in Python.
+A consumer needs no single change until it makes columns: to follow its streams it needs to know which bytes belong to
+which stream, how far the seqnos go, and where markers and stream ends are between them. So one walk over the headers
+cuts the buffer into runs, and only the runs are handled in Python.
 
-A producer may send its streams in turns, one change each; then runs would be as many as changes. Such a buffer is
-sorted by stream first. The order inside each stream stays, which is all the protocol promises, and the answer to a
+A producer may send its streams in turns, one change each; then there would be as many runs as changes. Such a buffer
+is sorted by stream first. The order inside each stream stays, which is all that the protocol promises; the answer to a
 stream request has the opaque of its stream, so it stays before the stream's first message.
 """
 
@@ -54,8 +54,8 @@ from headwater.protocol.values import Datatype
 #     16  CAS
 #     24  framing extras, extras, key, value
 #
-# The extras of every change begin with its seqno and, but for aborts, its revision. What kernels compare bytes with has
-# to be a plain number, so the members of the enumerations that they need stand here as such.
+# The extras of every change begin with its seqno and, except in aborts, its revision. Kernels compare bytes with plain
+# numbers, so the members of the enumerations that they need are defined here as such.
 
 
 REQUEST = int(Magic.REQUEST)
@@ -89,7 +89,7 @@ XATTR = int(Datatype.XATTR)
 
 MUTATION_EXTRAS_BYTES = 31
 DELETION_EXTRAS_BYTES = 18
-"""Of one without a time."""
+"""In a deletion without a time."""
 TIMED_DELETION_EXTRAS_BYTES = 21
 EXPIRATION_EXTRAS_BYTES = 20
 PREPARE_EXTRAS_BYTES = 31
@@ -97,7 +97,7 @@ ABORT_EXTRAS_BYTES = 16
 SYSTEM_EVENT_EXTRAS_BYTES = 13
 
 STREAM_ID_BYTES = 3
-"""The frame info that names the stream of a change: a byte for the kind and the length, then the id."""
+"""The length of the frame info that names the stream of a change: a byte for kind and length, then the id."""
 STREAM_ID_KIND = RequestInfo.STREAM_ID << 4 | 2
 
 
@@ -111,13 +111,13 @@ def is_magic(byte: int) -> bool:
 
 @kernel_part
 def is_document_change(opcode: int) -> bool:
-    """Mutations, deletions and expirations, whose opcodes follow one another."""
+    """Whether an opcode is a mutation, deletion or expiration, whose opcodes follow one another."""
     return bool(MUTATION <= opcode <= EXPIRATION)
 
 
 @kernel_part
 def stated_lengths(data: Bytes, at: int) -> tuple[int, int, int, int]:
-    """The lengths of framing extras, extras, key and body that the header at `at` states."""
+    """Return the lengths of framing extras, extras, key and body that the header at `at` states."""
     extras_bytes = i64(data[at + 4])
     body_bytes = i64(load_u32(data, at + 8))
     if data[at] == FLEXIBLE_REQUEST or data[at] == FLEXIBLE_RESPONSE:
@@ -125,12 +125,12 @@ def stated_lengths(data: Bytes, at: int) -> tuple[int, int, int, int]:
     return i64(0), extras_bytes, i64(load_u16(data, at + 2)), body_bytes
 
 
-# The collection id at the front of a key, for kernels: unsigned LEB128, as `leb128` has it for one key at a time.
+# The collection id at the front of a key, for kernels: unsigned LEB128, which `frames` decodes for one key at a time.
 
 
 @kernel_part
 def prefix_bytes(data: Bytes, at: int, end: int) -> int:
-    """The length of the collection id at `at`; 0 where it is cut off, overlong or beyond 32 bits."""
+    """Return the length of the collection id at `at`; 0 if it is cut off, overlong or beyond 32 bits."""
     for index in range(5):
         if at + index >= end:
             return 0
@@ -144,7 +144,7 @@ def prefix_bytes(data: Bytes, at: int, end: int) -> int:
 
 @kernel_part
 def collection_id(data: Bytes, at: int) -> int:
-    """The collection id at `at`, which `prefix_bytes` has found sound."""
+    """Return the collection id at `at`, which `prefix_bytes` has found sound."""
     value = u64(0)
     shift = u64(0)
     while data[at] >= 0x80:
@@ -160,7 +160,7 @@ _SEQNO_BYTES = 8
 
 
 class FrameRun(NamedTuple):
-    """Changes of one stream, or, where `rows` is 0, one frame of another kind."""
+    """Changes of one stream, or, if `rows` is 0, one frame of another kind."""
 
     start: int
     end: int
@@ -182,7 +182,7 @@ class FrameRuns(NamedTuple):
     """The buffer, or its frames sorted by stream."""
     runs: list[FrameRun]
     consumed_bytes: int
-    """Where the frame starts that is not complete yet."""
+    """Where the incomplete frame starts."""
 
 
 def cut_runs(
@@ -190,7 +190,7 @@ def cut_runs(
 ) -> FrameRuns:  # fmt: skip
     """Cut all complete frames of a buffer. Raises the documented error for bytes that are no frames.
 
-    With `keeps_order` nothing is sorted: where requests come between the streams, their order means something.
+    With `keeps_order` nothing is sorted: if requests come between the streams, their order matters.
     """
     count, rows, consumed, faulty = _count_runs(buffer, body_bytes_max)
     if faulty:
@@ -221,14 +221,14 @@ def _runs_table(buffer: Bytes, consumed: int, count: int) -> Column:
 
 @kernel_part
 def _is_change(data: Bytes, at: int) -> bool:
-    """Mutations, deletions and expirations start their extras with the seqno. One with too little is left alone."""
+    """Whether a frame is a change, whose extras start with the seqno. One with shorter extras is left alone."""
     is_request = data[at] == REQUEST or data[at] == FLEXIBLE_REQUEST
     return bool(is_request and is_document_change(data[at + 1]) and data[at + 4] >= _SEQNO_BYTES)
 
 
 @kernel
 def _count_runs(data: AnyBytes, body_bytes_max: int) -> tuple[int, int, int, bool]:
-    """How many runs and changes there are, where the last whole frame ends, and whether a fault stopped the walk."""
+    """Return how many runs and changes there are, where the last whole frame ends, and whether a fault ended this."""
     end = len(data)
     at = i64(0)
     runs = 0
@@ -259,7 +259,7 @@ def _count_runs(data: AnyBytes, body_bytes_max: int) -> tuple[int, int, int, boo
 
 @kernel
 def _fill_runs(data: AnyBytes, end: int, table: UInt64Rows) -> None:
-    """What `_count_runs` has found sound, as rows of `FrameRun`, into a table of zeros."""
+    """Fill a table of zeros with what `_count_runs` has found sound, as rows of `FrameRun`."""
     at = i64(0)
     run = i64(-1)
     run_opaque = i64(-1)
@@ -300,10 +300,10 @@ def _gather(data: AnyBytes, table: UInt64Rows, order: Int64s, gathered: Bytes) -
 
 
 def with_framing_extras(frames: bytes, extras: bytes) -> bytes:
-    """The same frames, every response with these framing extras. Other frames stay as they are.
+    """Return the same frames with these framing extras in every response. Other frames stay as they are.
 
-    BinaryProtocol.md, "Response header with flexible framing extras": the two bytes of the key's length become one of
-    each length, so a response whose key has more than 255 bytes stays as it is, too.
+    BinaryProtocol.md, "Response header with flexible framing extras": the two bytes of the key's length become one
+    byte for each length, so a response whose key has more than 255 bytes stays as it is, too.
     """
     extended = np.empty(len(frames) + len(frames) // HEADER_BYTES * len(extras), dtype=np.uint8)
     used = _extend_responses(
@@ -339,7 +339,7 @@ def write_response_header(
     data: Bytes, at: int, key_bytes: int, extras_bytes: int, datatype: int, status: int, body_bytes: int, cas: int,
     responses: Bytes, to: int,
 ) -> None:  # fmt: skip
-    """The header of the response to the request at `at`."""
+    """Write the header of the response to the request at `at`."""
     responses[to] = RESPONSE
     responses[to + 1] = data[at + 1]
     store_u16(responses, to + 2, u16(key_bytes))

@@ -1,7 +1,7 @@
-"""Is a value JSON? The server sets the datatype by this, whatever the writer claims.
+"""Check whether a value is JSON. The server sets the datatype by this, whatever the writer claims.
 
-A strict reading of RFC 8259: UTF-8 without a mark, one value, white space around it. Nesting beyond `DEPTH_MAX`
-counts as not JSON, so that no reader downstream has to follow it.
+A strict reading of RFC 8259: UTF-8 without a byte order mark, one value, white space around it. Nesting beyond
+`DEPTH_MAX` counts as not JSON, so that no reader downstream has to follow it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UPPER_A, _UPPER_E, _UPPER_F = b"AEF"
 
 
 NOT_JSON, TOO_DEEP = 0, -1
-"""In place of a number of levels."""
+"""Returned in place of a number of levels."""
 
 
 @kernel
@@ -34,8 +34,8 @@ def is_json(data: Bytes, start: int, end: int) -> bool:
 
 @kernel
 def count_levels(data: Bytes, start: int, end: int) -> int:
-    """The levels of a JSON value: one for a string or a number, and one more for each container around the innermost
-    value. `NOT_JSON` or `TOO_DEEP` in place of it."""
+    """Return the levels of a JSON value: one for a string or a number, and one more for each container around the
+    innermost value; `NOT_JSON` or `TOO_DEEP` in place of that."""
     return _levels(borrowed(data), start, end)
 
 
@@ -114,7 +114,7 @@ def _white_end(data: Bytes, at: int, end: int) -> int:
 
 @inlined_part
 def _scalar_end(data: Bytes, at: int, end: int) -> int:
-    """Behind the string, number or word that starts at `at`, or -1."""
+    """Return where the string, number or word that starts at `at` ends, or -1."""
     byte = data[at]
     if byte == _QUOTE:
         return _string_end(data, at, end)
@@ -125,7 +125,7 @@ def _scalar_end(data: Bytes, at: int, end: int) -> int:
 
 @kernel_part
 def _string_end(data: Bytes, at: int, end: int) -> int:
-    """Behind the closing quote of the string that starts at `at`, or -1."""
+    """Return where the string that starts at `at` ends, after its closing quote, or -1."""
     at += 1
     while at < end:
         byte = load_u8(data, at)
@@ -148,7 +148,7 @@ def _string_end(data: Bytes, at: int, end: int) -> int:
 
 @inlined_part
 def _escape_end(data: Bytes, at: int, end: int) -> int:
-    """Behind the escape whose backslash stands before `at`, or -1."""
+    """Return where the escape whose backslash precedes `at` ends, or -1."""
     if at >= end:
         return -1
     escape = data[at]
@@ -173,7 +173,7 @@ def _is_hex_digit(byte: int) -> bool:
 
 @inlined_part
 def _utf8_end(data: Bytes, at: int, end: int) -> int:
-    """Behind the multi-byte character that starts at `at`, or -1 where it is not well-formed UTF-8."""
+    """Return where the multi-byte character that starts at `at` ends, or -1 if it is not well-formed UTF-8."""
     lead = data[at]
     if 0xC2 <= lead <= 0xDF:
         length = 2
@@ -205,7 +205,7 @@ def _digits_end(data: Bytes, at: int, end: int) -> int:
 
 @kernel_part
 def _number_end(data: Bytes, at: int, end: int) -> int:
-    """Behind the number that starts at `at`, or -1."""
+    """Return where the number that starts at `at` ends, or -1."""
     if data[at] == _MINUS:
         at += 1
     if at >= end:
@@ -235,7 +235,7 @@ def _number_end(data: Bytes, at: int, end: int) -> int:
 
 @kernel_part
 def _word_end(data: Bytes, at: int, end: int) -> int:
-    """Behind `true`, `false` or `null` at `at`, or -1."""
+    """Return where `true`, `false` or `null` at `at` ends, or -1."""
     if end - at >= 4:
         if data[at] == _T and data[at + 1] == _R and data[at + 2] == _U and data[at + 3] == _E:
             return at + 4

@@ -1,9 +1,9 @@
 """Sub-document look-ups for kernels: answer a request with the parts of a JSON text that its paths lead to.
 
 A part is copied without the space between its tokens. The read kernel uses these for what most clients send: plain
-names and indexes. Whatever needs a closer look, such as paths with escapes, is left to `node.kv.subdocument`, which
-decides what every path means, has these kernels find its parts, and must always agree. The text has been checked to be
-JSON (`is_json`), so that nothing here has to look whether a string or a container ends.
+names and indexes. Anything else, such as paths with escapes, is left to `node.kv.subdocument`, which decides what
+every path means, uses these kernels to find its parts, and must always agree. The text was checked to be JSON
+(`is_json`), so nothing here checks whether a string or a container ends.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from headwater.protocol.messages.subdocument import SPECS_MAX
 from headwater.protocol.status import Status
 
 NEEDS_CLOSER_LOOK, NOT_THERE, MISMATCH = -1, -2, -3
-"""In place of where a part starts: the path does not exist, or meets a value that is no object or array."""
+"""Returned in place of the start of a part: the path does not exist, or meets a value that is no object or array."""
 DEPTH_MAX = 31
 """Containers inside one another. A document has at most 32 levels, and the innermost value is one."""
 RESULT_BYTES = 6
-"""Status and length in front of each value in the answer to a look-up of many paths."""
+"""Status and length before each value in the answer to a look-up of many paths."""
 _SPEC_BYTES = 4
-"""Opcode, flags and length of the path in front of each path of such a look-up."""
+"""Opcode, flags and length of the path before each path of such a look-up."""
 _PATH_EXTRAS_BYTES = 3
-"""Of a look-up of one path: the length of the path, and its flags."""
+"""In a look-up of one path: the length of the path, and its flags."""
 _PATH_BYTES_MAX = 1024
 _LOOKUP_BYTES_MAX = 32 * 1024
-"""The key and all paths."""
+"""Limit for the key and all paths."""
 _SUCCESS = int(Status.SUCCESS)
 _PATH_ENOENT = int(Status.SUBDOC_PATH_ENOENT)
 _PATH_MISMATCH = int(Status.SUBDOC_PATH_MISMATCH)
@@ -70,7 +70,7 @@ _HIGH_SURROGATES, _LOW_SURROGATES = 0xD800 >> 10, 0xDC00 >> 10
 
 @inlined_part
 def has_lookup_lengths(opcode: int, extras_bytes: int, body_bytes: int) -> bool:
-    """Whether an opcode is that of a look-up, and these are lengths that it may have."""
+    """Whether an opcode is that of a look-up, and may have these lengths."""
     expected = 0 if opcode == SUBDOC_MULTI_LOOKUP else _PATH_EXTRAS_BYTES
     is_lookup = opcode in (SUBDOC_GET, SUBDOC_EXISTS, SUBDOC_MULTI_LOOKUP)
     return bool(is_lookup and extras_bytes == expected and body_bytes <= _LOOKUP_BYTES_MAX)
@@ -78,7 +78,7 @@ def has_lookup_lengths(opcode: int, extras_bytes: int, body_bytes: int) -> bool:
 
 @inlined_part
 def count_paths(data: Bytes, at: int, value_at: int, end: int) -> int:
-    """How many paths the look-up at `at` has; 0 where they are not sound and plain: no flags, and none empty."""
+    """Return how many paths the look-up at `at` has; 0 if they are not sound and plain: no flags, and none empty."""
     if data[at + 1] != SUBDOC_MULTI_LOOKUP:
         path_bytes = i64(load_u16(data, at + HEADER_BYTES))
         is_plain = 0 < path_bytes <= _PATH_BYTES_MAX and value_at + path_bytes == end and data[at + 26] == 0
@@ -138,7 +138,7 @@ def _look_up(
     opcode: int, text: Bytes, body_at: int, body_end: int, data: Bytes, path_at: int, path_end: int, answers: Bytes,
     to: int,
 ) -> tuple[int, int]:  # fmt: skip
-    """The status of one path, -1 where it needs a closer look, and where its value ends, which stands at `to`."""
+    """Write the value of one path to `to`. Returns its status, -1 if it needs a closer look, and where it ends."""
     start, stop = find_part(text, body_at, body_end, data, path_at, path_end)
     if start == NEEDS_CLOSER_LOOK:
         return i64(-1), to
@@ -154,7 +154,7 @@ def _look_up(
 
 @kernel_part
 def is_shallow_container(data: Bytes, at: int, end: int) -> bool:
-    """Whether JSON is an object or an array, of levels that paths can point into for sure."""
+    """Whether JSON is an object or an array, with no more levels than paths can certainly point into."""
     at = _skip_space(data, at, end)
     if at == end or (data[at] != _OPEN_OBJECT and data[at] != _OPEN_ARRAY):
         return False
@@ -176,7 +176,7 @@ def is_shallow_container(data: Bytes, at: int, end: int) -> bool:
 
 @kernel_part
 def find_part(data: Bytes, at: int, end: int, path: Bytes, path_at: int, path_end: int) -> tuple[int, int]:
-    """Where the part starts and ends that a path leads to; one of the numbers above in place of the start."""
+    """Return where the part starts and ends that a path leads to; one of the numbers above in place of the start."""
     if not _is_sound(path, path_at, path_end):
         return i64(NEEDS_CLOSER_LOOK), i64(0)
     at = _skip_space(data, at, end)
@@ -222,7 +222,7 @@ def copy_compact(target: Bytes, to: int, data: Bytes, at: int, end: int) -> int:
 
 @kernel_part
 def _is_sound(path: Bytes, at: int, end: int) -> bool:
-    """Whether a path is plain names and indexes, and not too many of them."""
+    """Whether a path has only plain names and indexes, and not too many of them."""
     components = 0
     while at < end:
         components += 1
@@ -238,7 +238,7 @@ def _is_sound(path: Bytes, at: int, end: int) -> bool:
 
 @kernel_part
 def _name_end(path: Bytes, at: int, end: int) -> int:
-    """Where a name ends, at a dot or a bracket; -1 where it is empty or has a character that may have to be escaped."""
+    """Return where a name ends, at a dot or a bracket; -1 if it is empty or has a character that may be escaped."""
     start = at
     while at < end and path[at] != _DOT and path[at] != _OPEN_ARRAY:
         byte = path[at]
@@ -252,7 +252,7 @@ def _name_end(path: Bytes, at: int, end: int) -> int:
 
 @kernel_part
 def _index(path: Bytes, at: int, end: int) -> tuple[int, int]:
-    """An index in brackets, -1 for the last element, and where it ends: -1 where it is none."""
+    """Return an index in brackets, -1 for the last element, and where it ends: -1 if there is none."""
     at += 1
     if at + 2 < end and path[at] == _MINUS and path[at + 1] == _ZERO + 1 and path[at + 2] == _CLOSE_ARRAY:
         return i64(-1), _past_index(path, at + 3, end)
@@ -268,7 +268,7 @@ def _index(path: Bytes, at: int, end: int) -> tuple[int, int]:
 
 @kernel_part
 def _past_index(path: Bytes, at: int, end: int) -> int:
-    """A dot, another index or nothing follows an index."""
+    """Return `at` if a dot, another index or nothing follows an index, else -1."""
     return at if at == end or path[at] == _DOT or path[at] == _OPEN_ARRAY else i64(-1)
 
 
@@ -284,7 +284,7 @@ def _skip_space(data: Bytes, at: int, end: int) -> int:
 
 @kernel_part
 def _string_end(data: Bytes, at: int) -> int:
-    """Where the string ends that starts there, behind its quote."""
+    """Return where the string that starts at `at` ends, after its quote."""
     at += 1
     while data[at] != _QUOTE:
         at += 2 if data[at] == _BACKSLASH else 1
@@ -317,7 +317,7 @@ def _value_end(data: Bytes, at: int, end: int) -> int:
 
 @kernel_part
 def _element(data: Bytes, at: int, end: int, index: int) -> int:
-    """Where an element of the array starts that starts there."""
+    """Return where an element of the array at `at` starts."""
     at = _skip_space(data, at + 1, end)
     found = i64(NOT_THERE)
     number = i64(0)
@@ -335,7 +335,7 @@ def _element(data: Bytes, at: int, end: int, index: int) -> int:
 
 @kernel_part
 def _member(data: Bytes, at: int, end: int, path: Bytes, name_at: int, name_bytes: int) -> int:
-    """Where the value of a member of the object starts that starts there. Of two with one name the last one counts."""
+    """Return where the value of a member of the object at `at` starts. Of two with one name the last one counts."""
     at = _skip_space(data, at + 1, end)
     found = i64(NOT_THERE)
     while data[at] != _CLOSE_OBJECT:
@@ -350,21 +350,21 @@ def _member(data: Bytes, at: int, end: int, path: Bytes, name_at: int, name_byte
 
 @inlined_part
 def _value_of(data: Bytes, at: int, end: int) -> int:
-    """Where the value of the member starts whose name starts there."""
+    """Return where the value of a member starts, whose name starts at `at`."""
     at = _skip_space(data, _string_end(data, at), end)
     return _skip_space(data, at + 1, end)
 
 
 @inlined_part
 def _past_item(data: Bytes, at: int, end: int) -> int:
-    """Where the next item of a container starts, or its bracket stands, behind the value that ends there."""
+    """Return where the next item of a container, or its closing bracket, is after the value that ends at `at`."""
     at = _skip_space(data, at, end)
     return _skip_space(data, at + 1, end) if data[at] == _COMMA else at
 
 
 @kernel_part
 def _is_name(data: Bytes, at: int, end: int, name: Bytes, name_at: int, name_end: int) -> bool:
-    """Whether the string between two quotes is a name, which is in UTF-8 and has no escapes."""
+    """Whether the string between two quotes is equal to a name, which is in UTF-8 and has no escapes."""
     while at < end and name_at < name_end:
         if data[at] != _BACKSLASH:
             if data[at] != name[name_at]:
@@ -381,7 +381,7 @@ def _is_name(data: Bytes, at: int, end: int, name: Bytes, name_at: int, name_end
 
 @kernel_part
 def _escaped(data: Bytes, at: int) -> tuple[int, int]:
-    """The character of an escape, behind its backslash, and where the escape ends. Half a surrogate stays one."""
+    """Return the character of an escape, after its backslash, and where it ends. Half a surrogate stays one."""
     if data[at] != _U:
         for place in range(len(_ESCAPES)):
             if data[at] == _ESCAPES[place]:
@@ -397,7 +397,7 @@ def _escaped(data: Bytes, at: int) -> tuple[int, int]:
 
 @kernel_part
 def _hex(data: Bytes, at: int) -> int:
-    """Four hexadecimal digits as a number."""
+    """Return four hexadecimal digits as a number."""
     number = i64(0)
     for place in range(4):
         digit = i64(data[at + place])
@@ -407,7 +407,7 @@ def _hex(data: Bytes, at: int) -> int:
 
 @kernel_part
 def _past_character(name: Bytes, at: int, end: int, character: int) -> int:
-    """Where a name goes on behind a character, or -1 where it does not have that one there."""
+    """Return where a name continues after a character, or -1 if it does not have that character there."""
     size = _utf8_bytes(character)
     if at + size > end:
         return i64(-1)
@@ -424,7 +424,7 @@ def _utf8_bytes(character: int) -> int:
 
 @inlined_part
 def _utf8_byte(character: int, size: int, place: int) -> int:
-    """A byte of a character in UTF-8. Half a surrogate gets bytes that no UTF-8 has."""
+    """Return a byte of a character in UTF-8. Half a surrogate gets bytes that no UTF-8 has."""
     bits = character >> (6 * (size - 1 - place))
     if place > 0:
         return 0x80 | bits & 0x3F
@@ -433,13 +433,13 @@ def _utf8_byte(character: int, size: int, place: int) -> int:
 
 # --- for the sub-document engine ----------------------------------------------------------------------------------
 #
-# `node.kv.subdocument.json_text` calls these with documents of any size, in a worker where they are large. An object or
-# array is given by where its bracket stands.
+# `node.kv.subdocument.json_text` calls these with documents of any size, in a worker if they are large. An object or
+# array is given by the position of its bracket.
 
 
 @kernel
 def trimmed(data: AnyBytes) -> tuple[int, int]:
-    """Where the value of a text starts and ends that has space around it."""
+    """Return where the value of a text starts and ends, without the space around it."""
     end = len(data)
     while end > 0 and data[end - 1] <= _SPACE:
         end -= 1
@@ -448,22 +448,22 @@ def trimmed(data: AnyBytes) -> tuple[int, int]:
 
 @kernel
 def find_member(data: AnyBytes, at: int, end: int, name: ReadOnlyBytes) -> tuple[int, int]:
-    """Where the value of a member of an object starts and ends; `NOT_THERE` in place of the start."""
+    """Return where the value of a member of an object starts and ends; `NOT_THERE` in place of the start."""
     found = _member(data, i64(at), end, name, i64(0), len(name))
     return found, _value_end(data, found, end) if found >= 0 else i64(0)
 
 
 @kernel
 def find_element(data: AnyBytes, at: int, end: int, index: int) -> tuple[int, int]:
-    """Where an element of an array starts and ends, -1 for the last; `NOT_THERE` in place of the start."""
+    """Return where an element of an array starts and ends, -1 for the last; `NOT_THERE` in place of the start."""
     found = _element(data, i64(at), end, index)
     return found, _value_end(data, found, end) if found >= 0 else i64(0)
 
 
 @kernel
 def find_scalar(data: AnyBytes, at: int, end: int, scalar: ReadOnlyBytes) -> int:
-    """Where the element of an array starts that is written like a string, number or word; `NOT_THERE`, or `MISMATCH`
-    where an object or array is met before."""
+    """Return where the element of an array starts that is written like a string, number or word; `NOT_THERE`, or
+    `MISMATCH` if an object or array comes before it."""
     at = _skip_space(data, i64(at) + 1, end)
     while data[at] != _CLOSE_ARRAY:
         if data[at] == _OPEN_ARRAY or data[at] == _OPEN_OBJECT:
@@ -481,7 +481,7 @@ def find_scalar(data: AnyBytes, at: int, end: int, scalar: ReadOnlyBytes) -> int
 
 @kernel
 def count_items(data: AnyBytes, at: int, end: int) -> int:
-    """The elements of an array, or the members of an object."""
+    """Count the elements of an array, or the members of an object."""
     is_object = data[at] == _OPEN_OBJECT
     at = _skip_space(data, i64(at) + 1, end)
     items = i64(0)
@@ -495,7 +495,7 @@ def count_items(data: AnyBytes, at: int, end: int) -> int:
 
 @kernel
 def hash_names(data: AnyBytes, at: int, end: int, hashes: UInt64s) -> None:
-    """A hash of the name of each member of an object, whatever its escapes (FNV-1a)."""
+    """Hash the name of each member of an object, whatever its escapes (FNV-1a)."""
     at = _skip_space(data, i64(at) + 1, end)
     for item in range(len(hashes)):
         name_end = _string_end(data, at) - 1
@@ -516,7 +516,7 @@ def hash_names(data: AnyBytes, at: int, end: int, hashes: UInt64s) -> None:
 
 @kernel
 def find_members(data: AnyBytes, at: int, end: int, places: Int64Rows) -> None:
-    """Where the names and the values of all members of an object start and end; names with their quotes."""
+    """Find where the names and the values of all members of an object start and end; names with their quotes."""
     at = _skip_space(data, i64(at) + 1, end)
     for item in range(len(places)):
         places[item, 0] = at
@@ -532,8 +532,8 @@ def copy_without(data: AnyBytes, at: int, end: int, name: ReadOnlyBytes, index: 
     """Copy a text without the members of an object that have a name, or without one element of an array. Returns where
     the copy ends.
 
-    An item goes together with the comma before it. Where none is kept before it, the first item that is kept moves up
-    to the front.
+    An item is left out together with the comma before it. If none is kept before it, the first item that is kept moves
+    up to the front.
     """
     is_object = data[at] == _OPEN_OBJECT
     at = _skip_space(data, i64(at) + 1, end)
@@ -546,7 +546,7 @@ def copy_without(data: AnyBytes, at: int, end: int, name: ReadOnlyBytes, index: 
             is_doomed = _is_name(data, at + 1, _string_end(data, at) - 1, name, i64(0), len(name))
             value_at = _value_of(data, at, end)
         value_end = _value_end(data, value_at, end)
-        # What is left out so far starts behind the last item that was kept, or at the first item.
+        # What is left out so far starts after the last item that was kept, or at the first item.
         if not is_doomed and not has_kept:
             copy_bytes(target, to, data, copied, front - copied)
             to += front - copied

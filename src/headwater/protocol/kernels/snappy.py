@@ -1,8 +1,8 @@
-"""Snappy kernels: the compressed values of a decoded batch inflated all in one go, and values compressed one by one.
+"""Snappy kernels: inflate all compressed values of a decoded batch in one go, and compress single values.
 
-The typed codec uses a kept library, one call a value; a batch of fifty thousand values can't afford fifty thousand
-calls. The raw format is small: the inflated length, then literals and copies of what was already written. Every
-length and offset is checked before it is used; what the kernel refuses, the library is asked to name.
+The typed codec uses a library, one call per value; a batch of fifty thousand values can't afford fifty thousand calls.
+The raw format is small: the inflated length, then literals and copies of what was already written. Every length and
+offset is checked before it is used; the library reports the error for what the kernel refuses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BATCH_BYTES_MAX = 2**31 - 1  # Arrow's binary columns count in 32 bits
 
 
 def decompress_values(batch: pa.RecordBatch, *, value_bytes_max: int = VALUE_BYTES_MAX) -> pa.RecordBatch:
-    """The batch with every SNAPPY value inflated and its SNAPPY bit cleared. The other rows stay as they are."""
+    """Return the batch with every SNAPPY value inflated and its SNAPPY bit cleared. The other rows stay as they are."""
     datatypes = batch.column("datatype").to_numpy()
     values = batch.column("value")
     data, offsets = binary_column(values)
@@ -71,7 +71,7 @@ def _measure(
     value_bytes_max: int,
     inflated_offsets: Int64s,
 ) -> int:
-    """Where each inflated value will end. Returns the first row whose length can't be, or -1."""
+    """Compute where each inflated value will end. Returns the first row with an impossible length, or -1."""
     inflated_offsets[0] = 0
     for row in range(len(datatypes)):
         start = i64(offsets[row])
@@ -87,7 +87,7 @@ def _measure(
 
 @kernel_part
 def stated_length(data: Bytes, at: int, end: int) -> tuple[int, int]:
-    """The inflated length that a value begins with, and where the elements start; -1 where there is none."""
+    """Return the inflated length that a value begins with, and where the elements start; -1 if there is no length."""
     length = i64(0)
     shift = 0
     while at < end and shift <= 28:
@@ -120,7 +120,7 @@ def _inflate(
 
 @kernel_part
 def _element(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
-    """The element at `at`: where what follows its tag starts, its length, and how far back it copies from.
+    """Return for the element at `at` where what follows its tag starts, its length, and how far back it copies from.
 
     A literal, whose bytes follow the tag, has 0 for the last; an element that is cut off has -1 for its length.
     """
@@ -146,7 +146,7 @@ def _element(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
 
 @kernel_part
 def inflate_value(data: Bytes, at: int, end: int, inflated: Bytes, start: int, limit: int) -> bool:
-    """Inflate the elements at `at` into exactly `start` to `limit`."""
+    """Inflate the elements at `at` to exactly `inflated[start:limit]`. Returns False if that fails."""
     to = start
     while at < end:
         at, length, offset = _element(data, at, end)
@@ -170,7 +170,7 @@ def inflate_value(data: Bytes, at: int, end: int, inflated: Bytes, start: int, l
 
 @kernel_part
 def inflated_bytes(data: Bytes, at: int, end: int) -> int:
-    """The length that a value inflates to, if it does so without a fault; -1 where it does not."""
+    """Return the length that a value inflates to; -1 if it has a fault."""
     limit, at = stated_length(data, at, end)
     to = i64(0)
     while at < end:
@@ -186,11 +186,11 @@ def inflated_bytes(data: Bytes, at: int, end: int) -> int:
 # --- compressing --------------------------------------------------------------------------------------------------
 
 HASH_BITS = 12
-"""The table of `compress_value` has this many bits' worth of entries."""
+"""The table of `compress_value` has `2 ** HASH_BITS` entries."""
 
 
 def compressed_bytes_max(length: int) -> int:
-    """The most that a value of this length can take when it is compressed."""
+    """Return the most bytes that a value of this length can take when it is compressed."""
     return 32 + length + length // 6
 
 
@@ -203,8 +203,8 @@ def _load_four(data: Bytes, at: int) -> int:
 def compress_value(data: Bytes, start: int, end: int, target: Bytes, to: int, table: Column) -> int:
     """Compress `data[start:end]` to `target[to:]`, which has room for it, and return where that ends.
 
-    `table` remembers where four bytes were last seen, by their hash. It needs no clearing between values: what it says
-    is checked against the bytes.
+    `table` has, by their hash, where four bytes were last seen. It needs no clearing between values, because each
+    entry is checked against the bytes.
     """
     length = end - start
     while length >= 0x80:
@@ -254,7 +254,7 @@ def _emit_literal(data: Bytes, start: int, end: int, target: Bytes, to: int) -> 
 @kernel_part
 def _emit_copy(offset: int, length: int, target: Bytes, to: int) -> int:
     while length > 0:
-        # A copy holds 64 bytes; a rest of less than four could not be written in the shorter form.
+        # A copy holds 64 bytes; fewer than four left over could not be written in the shorter form.
         part = min(length, 64)
         target[to] = ((part - 1) << 2) | 2
         target[to + 1] = offset & 0xFF

@@ -1,8 +1,8 @@
-"""The xattr kernel: the extended attributes split off the values of a batch, all in one go.
+"""The xattr kernel: split the extended attributes off the values of a batch, all in one go.
 
-A value with the XATTR bit begins with its attributes (`xattrs` draws the layout). The kernel goes over the values once
-to check every length and to count, and once to copy. What it refuses, the typed codec is asked to name; what would
-cost it too much to judge, the typed codec judges.
+A value with the XATTR bit begins with its attributes (`values` shows the layout). The kernel walks over the values
+once to check every length and to count, and once to copy. The typed codec reports the error for what it refuses, and
+decides about what would cost the kernel too much.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ XATTRS_TYPE = pa.map_(pa.string(), pa.binary())
 """Name → JSON text."""
 
 _PAIRS_COMPARED_MAX = 16
-"""A section with more pairs than this is left to the typed codec: comparing all names with all others would take a
-time that grows with the square of their number, and a section has room for a hundred thousand."""
+"""A section with more pairs than this is left to the typed codec: comparing all names with all others takes time that
+grows with the square of their number, and a section has room for a hundred thousand."""
 
-# What measuring says of a row, where it says anything.
+# What measuring says about a row, if anything.
 _LEFT_TO_THE_CODEC, _REFUSED = 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitValues:
-    """The values of a batch, taken apart."""
+    """The bodies and the extended attributes of the values of a batch."""
 
     bodies: pa.Array
     xattrs: pa.Array
-    """Null where the value has no XATTR bit; empty where the section is."""
+    """Null if the value has no XATTR bit; empty if the section is."""
 
 
 def split_xattrs(values: pa.Array, datatypes: Bytes) -> SplitValues:
-    """Split inflated values. Those without the XATTR bit are all body."""
+    """Split inflated values. Values without the XATTR bit are all body."""
     data, offsets = binary_column(values)
     pair_offsets = np.empty(len(values) + 1, dtype=np.int32)
     verdicts = np.zeros(len(values), dtype=np.uint8)
@@ -84,7 +84,7 @@ def _map(datatypes: Bytes, pair_offsets: Column, names: pa.Array, texts: pa.Arra
 
 
 def _check_names(names: pa.Array, values: pa.Array, datatypes: Bytes) -> None:
-    """Are all names UTF-8? Arrow looks at all of them at once, and the typed codec names the one that is not."""
+    """Check that all names are UTF-8. Arrow checks all at once, and the typed codec reports the one that is not."""
     try:
         names.validate(full=True)
     except pa.ArrowInvalid:
@@ -142,7 +142,7 @@ def _measure(
 
 @kernel_part
 def has_sound_xattrs(data: Bytes, at: int, end: int) -> bool:
-    """Whether the value from `at` to `end` begins with a section of whole pairs. Names may stand twice."""
+    """Whether the value from `at` to `end` begins with a section of whole pairs. Names may occur twice."""
     section_end = _section_end(data, at, end)
     if section_end < 0:
         return False
@@ -156,7 +156,7 @@ def has_sound_xattrs(data: Bytes, at: int, end: int) -> bool:
 
 @kernel_part
 def _section_end(data: Bytes, at: int, end: int) -> int:
-    """Where the section ends that the value at `at` begins with; -1 where that can't be."""
+    """Return where the section ends that the value at `at` begins with; -1 if that is impossible."""
     if end - at < 4:
         return i64(-1)
     length = i64(load_u32(data, at))
@@ -167,7 +167,7 @@ def _section_end(data: Bytes, at: int, end: int) -> int:
 
 @kernel_part
 def _pair_end(data: Bytes, at: int, section_end: int) -> int:
-    """Where the pair at `at` ends; -1 where it is not `name NUL text NUL`."""
+    """Return where the pair at `at` ends; -1 if it is not `name NUL text NUL`."""
     if at + 4 > section_end:
         return i64(-1)
     end = at + 4 + i64(load_u32(data, at))

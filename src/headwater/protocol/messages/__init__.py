@@ -1,8 +1,8 @@
-"""One class a message, both directions, every version.
+"""One class per message, for both directions and every version.
 
-`decode_message` turns a frame into its message; a message's `encode` turns it back into the same bytes. What the
-frame's bytes do not say, whether keys carry collection ids, comes in as `Negotiated`. `refused_request` turns an error
-response into the error that a caller of the client sees.
+`decode_message` turns a frame into its message; a message's `encode` turns it back into the same bytes. `Negotiated`
+says what the frame's bytes do not: whether keys carry collection ids. `refused_request` turns an error response into
+the error that a caller of the client sees.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = [
 
 
 def decode_message(frame: Frame, negotiated: Negotiated = NOTHING_NEGOTIATED) -> Message:
-    """The message a frame is. A response with an error status is an `ErrorResponse`, whatever its opcode."""
+    """Return the message in a frame; an `ErrorResponse` if the status is an error. Raises `RemoteProtocolError`."""
     if frame.magic.is_request:
         table = SERVER_REQUESTS if frame.magic is Magic.SERVER_REQUEST else REQUESTS
         request = table.get(frame.opcode)
         if request is None:
             raise UnknownOpcode(frame.opcode)
         return request.from_frame(frame, negotiated)
-    # The opcodes of server responses are numbered apart, and no server request that we know is answered.
+    # Server responses have opcodes of their own, and no server request that we know is answered.
     if frame.magic is Magic.SERVER_RESPONSE or not Opcode(frame.opcode).is_known:
         raise UnknownOpcode(frame.opcode)
     status = Status(frame.specific)
@@ -55,11 +55,11 @@ def decode_message(frame: Frame, negotiated: Negotiated = NOTHING_NEGOTIATED) ->
     return response.from_frame(frame, negotiated)
 
 
-# --- refusals in words: which request, of which key, by which status, and what the server says itself -----------------
+# --- refusals in words: which request, of which key, by which status, and the server's own message --------------------
 
 
 def refused_request(request: Request, answer: ErrorResponse) -> StatusError:
-    """The error that the answer to a request is."""
+    """Return the error for an error response to a request."""
     key: bytes = getattr(request, "key", b"")
     what = f"{type(request).__name__} of {key_text(key)}" if key else type(request).__name__
     # The body of NOT_MY_VBUCKET is a whole cluster map.
@@ -68,12 +68,12 @@ def refused_request(request: Request, answer: ErrorResponse) -> StatusError:
 
 
 def refused(what: str, *, status: int, key: bytes = b"", context: str = "") -> StatusError:
-    """The error for a status, with what it was the answer to."""
+    """Return the error for a status, with what it was the answer to."""
     error = status_error(
         status, f"the server refused {what}: {Status(status).name}{f' ({context})' if context else ''}"
     )
     if status == Status.EINVAL and len(key) > KEY_BYTES_MAX:
-        # Servers have no status of its own for it.
+        # Servers have no separate status for this.
         return type(error)(
             status, error.reason, hint=f"A key has at most {KEY_BYTES_MAX} bytes, and this one has {len(key)}"
         )
@@ -81,6 +81,6 @@ def refused(what: str, *, status: int, key: bytes = b"", context: str = "") -> S
 
 
 def key_text(key: bytes) -> str:
-    """A key as it is shown, its beginning where it is longer than any key may be."""
+    """Return a key for display, cut if it is longer than any key may be."""
     shown = key[:KEY_BYTES_MAX].decode(errors="backslashreplace")
     return f"{shown!r}{'…' if len(key) > KEY_BYTES_MAX else ''}"

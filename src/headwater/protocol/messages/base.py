@@ -1,16 +1,16 @@
 """What messages are made of: layouts of fixed-width fields, and the classes that all messages inherit from.
 
-A layout reads like the tables of the specification, and serves encoding, decoding and the annotated print alike.
+A layout reads like the tables of the specification. Encoding, decoding and the annotated output all use it.
 
-A message is a frozen dataclass. Its fields say what it may carry: a field `key` that has no default means the message
-must have a key, a `key` with a default that it may have one, and no such field that it must not; the same holds for
-`value`. A field `collection_id` says that the key is a document's, so that on a collection-aware connection it starts
-with a LEB128 collection id. Integers of the extras come from a `Layout`; where versions differ in length, a class
-lists all layouts, and a message has the one that holds the optional fields that are given. A value with a structure of
-its own has a `value_layout`, or a `value_codec` where things repeat.
+A message is a frozen dataclass. Its fields say what it may carry: a message with a field `key` without a default must
+have a key, one with a default may have one, and one without the field must not; the same holds for `value`. A field
+`collection_id` says that the key is a document's, so that on a collection-aware connection it starts with a LEB128
+collection id. Integers of the extras come from a `Layout`; if versions differ in length, a class lists all layouts,
+and a message has the one with the optional fields that are given. A value with its own structure has a `value_layout`,
+or a `value_codec` if things repeat.
 
-`WireMessage` holds that for both wire formats: memcached's (`Message`, with its requests and responses in the modules
-of this package) and that of the UPR draft (`headwater.protocol.upr`).
+`WireMessage` implements this for both wire formats: memcached's (`Message`, with its requests and responses in the
+modules of this package) and that of the UPR draft (`headwater.protocol.upr`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headwater.protocol.values import Datatype
 
 @dataclass(frozen=True, slots=True)
 class LayoutField:
-    """One integer of a layout, or bytes: its name, its width and the type it is given."""
+    """One integer of a layout, or bytes: its name, its width and the type of its values."""
 
     name: str
     code: str
@@ -76,7 +76,7 @@ class Layout:
         self._converted = tuple((field.name, field.convert) for field in fields if field.convert is not int)
 
     def pack(self, message: object) -> bytes:
-        """The message's attributes of these names, in this order."""
+        """Pack the message's attributes with these names, in this order."""
         try:
             return self._struct.pack(*[getattr(message, name) for name in self.names])
         except struct.error as error:
@@ -89,12 +89,12 @@ class Layout:
         return unpacked
 
     def take(self, data: bytes, at: int) -> tuple[dict[str, Any], int]:
-        """The fields that start at `at`, and where they end."""
+        """Return the fields that start at `at`, and where they end."""
         head, end = take(data, at, self.size_bytes)
         return self.unpack(head), end
 
     def repeat(self, data: bytes) -> Iterator[tuple[int, ...]]:
-        """The layout over and over, as plain numbers; the caller has checked that the length is a multiple."""
+        """Yield the repeated layout as plain numbers; the caller has checked that the length is a multiple."""
         return self._struct.iter_unpack(data)
 
 
@@ -102,7 +102,7 @@ NO_FIELDS = Layout()
 
 
 def take(data: bytes, at: int, length: int) -> tuple[bytes, int]:
-    """The bytes of a value that start at `at`, and where they end."""
+    """Return the bytes of a value that start at `at`, and where they end. Raises `MalformedMessage` if cut off."""
     if at + length > len(data):
         raise MalformedMessage(
             f"the value is cut off: it has {len(data) - at} of {length} bytes", offset=frames.HEADER_BYTES + at
@@ -111,7 +111,7 @@ def take(data: bytes, at: int, length: int) -> tuple[bytes, int]:
 
 
 class ValueCodec(NamedTuple):
-    """How one field of a message, such as a list, is the whole of its value."""
+    """How one field of a message, such as a list, makes up its whole value."""
 
     field: str
     encode: Callable[[Any], bytes]
@@ -126,7 +126,7 @@ def list_codec(
     count_min: int = 0,
     count_max: int = VALUE_BYTES_MAX,
 ) -> ValueCodec:
-    """A value that is a list of items. `decode` gets the value and where an item starts, and returns where it ends."""
+    """Return the codec of a list. `decode` gets the value and where an item starts; it returns the item and its end."""
 
     def encode_list(items: tuple[Any, ...]) -> bytes:
         if not count_min <= len(items) <= count_max:
@@ -152,18 +152,18 @@ def list_codec(
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class WireMessage:
-    """A header, which subclasses say, and a body: extras, key and value, and the way to and from a frame."""
+    """A header, which subclasses define, and a body: extras, key and value. Converts to and from frames."""
 
     layouts: ClassVar[tuple[Layout, ...]] = (NO_FIELDS,)
     value_layout: ClassVar[Layout] = NO_FIELDS
     value_codec: ClassVar[ValueCodec | None] = None
     key_field: ClassVar[str | None] = None
-    """The field that is sent as the key: `key` where a message has a field of that name."""
+    """The field that is sent as the key: `key` if a message has a field of that name."""
     key_bytes_max: ClassVar[int | None] = None
     _may_have: ClassVar[frozenset[str]] = frozenset()
     _must_have: ClassVar[frozenset[str]] = frozenset()
     _optional: ClassVar[tuple[str, ...]] = ()
-    """The numbers of the extras that may be None."""
+    """The names of extras that may be None."""
     _layouts_by_given: ClassVar[dict[tuple[str, ...], Layout]] = {}
 
     def __repr__(self) -> str:
@@ -181,7 +181,7 @@ class WireMessage:
 
     @classmethod
     def learn_shape(cls) -> None:
-        """Read off the fields which parts the body may have, and which it must have."""
+        """Learn from the fields which parts the body may have, and which it must have."""
         names = {field.name for field in fields(cls)}
         cls.key_field = "key" if "key" in names else cls.key_field
         parts = [field for field in fields(cls) if field.name in (cls.key_field, "value", "collection_id")]
@@ -198,11 +198,11 @@ class WireMessage:
 
     @classmethod
     def malformed(cls, part: str, reason: str) -> RemoteProtocolError:
-        """The error for a part of the body (`extras`, `key` or `value`) that does not fit the message."""
+        """Return the error for a part of the body (`extras`, `key` or `value`) that does not fit the message."""
         return MalformedMessage(reason, offset=frames.HEADER_BYTES)
 
     def layout(self) -> Layout:
-        """The layout of this message's extras: the one with those optional numbers that are not None."""
+        """Return the layout of this message's extras: the one with those optional numbers that are not None."""
         if not self._optional:
             return self.layouts[0]
         given = tuple([name for name in self._optional if getattr(self, name) is not None])
@@ -253,7 +253,7 @@ class WireMessage:
                 raise cls.malformed("key", f"{cls.__name__} must not have a key")
             return {}
         decoded: dict[str, Any] = {}
-        # Collections, "Key": where collections were negotiated, a document's key starts with the collection id.
+        # Collections, "Key": if collections were negotiated, a document's key starts with the collection id.
         if negotiated.collections and "collection_id" in cls._may_have:
             decoded["collection_id"], at = frames.decode_collection_id(key)
             key = key[at:]
@@ -265,7 +265,7 @@ class WireMessage:
 
     @classmethod
     def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        """The fields that the value holds. `known` are those decoded before it."""
+        """Return the fields that the value holds. `known` are those decoded before it."""
         if "value" in cls._may_have:
             if not value and "value" in cls._must_have:
                 raise cls.malformed("value", f"{cls.__name__} must have a value")
@@ -285,7 +285,7 @@ class WireMessage:
 
     @classmethod
     def decode_body(cls, frame: frames.Frame, negotiated: Negotiated, header: dict[str, Any]) -> dict[str, Any]:
-        """All fields of the message, given those of its header."""
+        """Return all fields of the message, given those of its header."""
         known = header | cls.decode_extras(frame.extras)
         known |= cls.decode_key(frame.key, negotiated)
         known |= cls.decode_value(frame.value, known)
@@ -306,9 +306,9 @@ def message(*opcodes: int) -> Callable[[type[M]], type[M]]:
     """Make a class a message and enter it under its opcode; a response may answer several."""
 
     def make(cls: type[M]) -> type[M]:
-        # `WireMessage` has what dataclass would write for each class again, a class without a docstring would get its
-        # signature for one, and one with no fields of its own needs nothing new: these take most of the time to import
-        # all messages.
+        # `WireMessage` already has what dataclass would write for each class, a class without a docstring would get
+        # its signature as one, and a class without fields of its own needs nothing new: avoiding these saves most of
+        # the time that importing all messages takes.
         cls.__doc__ = cls.__doc__ or f"{cls.__name__}(…)"
         if "__annotations__" in cls.__dict__:
             made: type[M] = dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)(cls)
@@ -365,7 +365,7 @@ class Message(WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class Request(Message):
-    """A message that asks, or that reports a change. DCP's own data messages are requests that get no response."""
+    """A message that asks, or that reports a change. DCP's data messages are requests that get no response."""
 
     opcode: ClassVar[int]
     magic: ClassVar[Magic] = Magic.REQUEST
@@ -374,7 +374,7 @@ class Request(Message):
 
     @property
     def stream_id(self) -> int | None:
-        """The `sid` of the stream the message belongs to, where streams have ids."""
+        """The `sid` of the stream that the message belongs to, if streams have ids."""
         return frames.decode_stream_id(self.frame_infos)
 
     def to_frame(self) -> frames.Frame:
@@ -393,7 +393,7 @@ class Response(Message):
 
     opcodes: ClassVar[tuple[Opcode, ...]]
     statuses: ClassVar[frozenset[Status]] = SUCCESSFUL
-    """The statuses under which the response has this form; with any other it is an `ErrorResponse`."""
+    """The statuses with which the response has this form; with any other it is an `ErrorResponse`."""
 
     opcode: Opcode
     status: Status = Status.SUCCESS
@@ -423,7 +423,7 @@ class OpaqueResponse(Response):
 
 
 class PlainResponse(OpaqueResponse):
-    """A success that says no more than that, or whose body is the caller's own business."""
+    """A success without details, or with a body that the caller decodes."""
 
 
 class ErrorResponse(OpaqueResponse):
@@ -431,7 +431,7 @@ class ErrorResponse(OpaqueResponse):
 
     @property
     def context(self) -> str:
-        """The server's own words: `error.context` of a JSON body, else the body as text."""
+        """The server's message: `error.context` of a JSON body, else the body as text."""
         try:
             return str(json.loads(self.value)["error"]["context"])
         except (ValueError, KeyError, TypeError, RecursionError):

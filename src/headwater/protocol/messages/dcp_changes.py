@@ -1,6 +1,6 @@
 """DCP messages that are changes, and those that frame them: snapshots, seqno-advanced, cache transfer, system events.
 
-What decides their layouts are the pages of the same names in kv_engine's docs/dcp/documentation/commands.
+The pages of the same names in kv_engine's docs/dcp/documentation/commands define their layouts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Mutation(Request):
     expiry: int = 0
     lock_time: int = 0
     nmeta: int = 0
-    """Bytes of extended metadata at the end of the value. Servers since 5.0 send none."""
+    """How many bytes of extended metadata are at the end of the value. Servers since 5.0 send none."""
     nru: int = 0
     collection_id: CollectionId | None = None
     key: bytes
@@ -47,9 +47,9 @@ class Mutation(Request):
 
 @message(Opcode.DCP_DELETION)
 class Deletion(Request):
-    """Version 2, with the time of the deletion, where delete times were asked for; else version 1.
+    """Version 2, with the time of the deletion, if the consumer asked for delete times; else version 1.
 
-    As recorded from 7.0.5: version 2 is sent where the open had the delete-times flag, whatever HELLO says.
+    As recorded from 7.0.5: version 2 is sent if the open had the delete-times flag, whatever HELLO says.
     """
 
     layouts = (_V1_REMOVAL, Layout(u64("seqno"), u64("rev_seqno"), u32("delete_time"), u8("unused")))
@@ -62,7 +62,7 @@ class Deletion(Request):
     collection_id: CollectionId | None = None
     key: bytes
     value: bytes = b""
-    """The extended attributes that outlive the document, where there are any."""
+    """The extended attributes that outlive the document, if there are any."""
 
 
 @message(Opcode.DCP_EXPIRATION)
@@ -82,12 +82,12 @@ class Expiration(Request):
 
 @message(Opcode.DCP_FLUSH)
 class DcpFlush(Request):
-    """Drop everything of the vbucket. Newer servers no longer send it."""
+    """Drop all data of the vbucket. Newer servers no longer send it."""
 
 
 @message(Opcode.DCP_PREPARE)
 class Prepare(Request):
-    """A durable write has begun. Its flow-control size counts two bytes more than are sent."""
+    """A durable write has begun. For flow control it counts two bytes more than are sent."""
 
     layouts = (
         Layout(
@@ -152,7 +152,7 @@ class SnapshotFlags(OpenIntFlag):
     DISK = 0x02
     CHECKPOINT = 0x04
     ACK = 0x08
-    """Answer once the whole snapshot is there."""
+    """Acknowledge the snapshot once it has arrived as a whole."""
     HISTORY = 0x10
     MAY_CONTAIN_DUPLICATES = 0x20
 
@@ -176,7 +176,7 @@ that has purged sends the purge seqno at offset 36, and the high prepared seqno 
 
 @message(Opcode.DCP_SNAPSHOT_MARKER)
 class SnapshotMarker(Request):
-    """What follows are the changes between these seqnos.
+    """A snapshot begins: the changes between these seqnos follow.
 
     Version 1 has all its fields in the extras. Version 2 has one byte there, which names the layout of the value:
     2.0 adds the seqnos of durable writes, 2.2 the purge seqno and the high prepared seqno. The version is the least
@@ -246,7 +246,7 @@ class OsoSnapshot(Request):
 
 @message(Opcode.DCP_SEQNO_ADVANCED)
 class SeqnoAdvanced(Request):
-    """The snapshot goes on to this seqno, but its last changes are hidden from this stream."""
+    """The snapshot extends to this seqno, but its last changes are hidden from this stream."""
 
     layouts = (Layout(u64("seqno")),)
 
@@ -295,7 +295,7 @@ class CacheItem:
 
     @classmethod
     def decode(cls, data: bytes, offset: int) -> tuple[Self, int]:
-        """The item at `offset` and the offset behind it."""
+        """Return the item at `offset` and the offset after it."""
         known, at = _CACHE_ITEM.take(data, offset)
         wire_key, at = take(data, at, known.pop("key_bytes"))
         value, at = take(data, at, known.pop("value_bytes"))
@@ -334,7 +334,7 @@ class SystemEventId(OpenIntEnum):
 
 @message(Opcode.DCP_SYSTEM_EVENT)
 class SystemEvent(Request):
-    """A collection or a scope has come, gone or changed."""
+    """A collection or a scope was created, dropped or changed."""
 
     layouts = (Layout(u64("seqno"), u32("event", SystemEventId), u8("version")),)
 

@@ -1,7 +1,7 @@
 """DCP messages about a connection and its streams: open, control, noop, buffer-ack, and what opens and ends a stream.
 
-What decides their layouts are the seeds "Add Stream" and "Stream Request", and for the others the pages of the same
-names in kv_engine's docs/dcp/documentation/commands.
+The seeds "Add Stream" and "Stream Request" define their layouts, and for the others the pages of the same names in
+kv_engine's docs/dcp/documentation/commands.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headwater.protocol.status import Status
 
 class OpenFlags(OpenIntFlag):
     PRODUCER = 0x01
-    """The receiver is to produce. Without it the receiver becomes a consumer."""
+    """The receiver becomes a producer; without this flag it becomes a consumer."""
     NOTIFIER = 0x02
     INCLUDE_XATTRS = 0x04
     NO_VALUE = 0x08
@@ -56,12 +56,12 @@ class Control(Request):
 
 @message(Opcode.DCP_NOOP)
 class DcpNoop(Request):
-    """Are you alive? The response echoes the opaque."""
+    """Check that the peer is alive. The response echoes the opaque."""
 
 
 @message(Opcode.DCP_BUFFER_ACK)
 class BufferAck(Request):
-    """The consumer has taken this many bytes; the producer may send as many more. No response."""
+    """The consumer has processed this many bytes; the producer may send as many more. No response."""
 
     layouts = (Layout(u32("acked_bytes")),)
 
@@ -99,7 +99,7 @@ class StreamEndReason(OpenIntEnum):
 
 @message(Opcode.DCP_ADD_STREAM)
 class AddStream(Request):
-    """Have a consumer ask its producer for a stream."""
+    """Make a consumer request a stream from its producer."""
 
     layouts = (Layout(u32("flags", StreamFlags)),)
 
@@ -218,7 +218,7 @@ class StreamEnd(Request):
 
 @message(Opcode.DCP_SET_VBUCKET_STATE)
 class SetVBucketState(Request):
-    """Takeover: the consumer's vbucket takes this state. Answered with an empty response."""
+    """In a takeover, sets the state of the consumer's vbucket. Answered with an empty response."""
 
     layouts = (Layout(u8("state", VBucketState)),)
 

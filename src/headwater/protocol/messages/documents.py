@@ -1,11 +1,11 @@
 """Key-value messages about one document: get, store, delete, counters, append, touch, lock, metadata; and range scans.
 
-A quiet request is the same message under another opcode: the server answers it only where it has something to say
-(a miss for stores, a hit for gets). The layouts are those of kv_engine's docs/BinaryProtocol.md.
+A quiet request is the same message under another opcode: the server answers it only if it has something to say (a miss
+for stores, a hit for gets). The layouts are those of kv_engine's docs/BinaryProtocol.md.
 
-A range scan gives keys or documents of one collection in one vbucket, in the order of the keys, or a sample of them. It
-is created by JSON, continued as often as it takes, and gone when it is complete, cancelled or too old. The layouts are
-those of kv_engine's docs/range_scans.
+A range scan returns keys or documents of one collection in one vbucket, in the order of the keys, or a sample of them.
+JSON creates it, any number of requests continue it, and it ends when it is complete, cancelled or too old. The layouts
+are those of kv_engine's docs/range_scans.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COUNTER = Layout(u64("delta"), u64("initial"), u32("expiry"))
 _MUTATION_TOKEN = Layout(u64("vbuuid"), u64("seqno"))
 
 COUNTER_MUST_EXIST = 0xFFFFFFFF
-"""As the expiry of a counter request: fail where the document does not exist."""
+"""As the expiry of a counter request: fail if the document does not exist."""
 
 
 @message(Opcode.GET)
@@ -66,7 +66,7 @@ class GetReplica(Get): ...
 
 @message(Opcode.GET_EX)
 class GetEx(Get):
-    """A document with its extended attributes in one value. The peer has agreed to take all datatypes."""
+    """A document with its extended attributes in one value. The peer has agreed to accept all datatypes."""
 
 
 @message(Opcode.GET_EX_REPLICA)
@@ -175,7 +175,7 @@ class GetAndTouchQuiet(Touch): ...
 
 @message(Opcode.GET_LOCKED)
 class GetLocked(Request):
-    """Get and lock. With no lock time the server takes its default."""
+    """Get and lock. Without a lock time the server uses its default."""
 
     layouts = (NO_FIELDS, Layout(u32("lock_time_s")))
 
@@ -207,13 +207,13 @@ class GetMetaQuiet(GetMeta): ...
 
 @message(Opcode.GET_RANDOM_KEY)
 class GetRandomKey(Request):
-    """Any document of a collection; of the default one where none is named. The answer has its key."""
+    """Any document of a collection; of the default one if none is named. The answer has its key."""
 
     layouts = (NO_FIELDS, Layout(u32("collection")), Layout(u32("collection"), u8("include_xattrs")))
 
     collection: CollectionId | None = None
     include_xattrs: int | None = None
-    """Whether the answer has the extended attributes, where HELLO has negotiated that it may."""
+    """Whether the answer has the extended attributes, if HELLO has negotiated that it may."""
 
 
 # --- responses ----------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class GetRandomKey(Request):
     Opcode.GET_RANDOM_KEY,
 )
 class GetResponse(Response):
-    """A document. The key is there only where the request asked for it (`GETK`), or did not say it (a random one)."""
+    """A document. It has the key only if the request asked for it (`GETK`), or did not name it (a random one)."""
 
     layouts = (_FLAGS,)
 
@@ -268,7 +268,7 @@ class GetResponse(Response):
     Opcode.DELQ_WITH_META,
 )
 class StoreResponse(Response):
-    """A write has been taken. With MUTATION_SEQNO negotiated it says where it stands in the vbucket's history."""
+    """A write was accepted. With MUTATION_SEQNO negotiated it has the write's place in the vbucket's history."""
 
     layouts = (NO_FIELDS, _MUTATION_TOKEN)
 
@@ -301,23 +301,23 @@ class GetMetaResponse(Response):
 
 
 # --- documents with metadata of another cluster --------------------------------------------------------------------
-# The extras have four lengths: options and the length of extended metadata may be there or not. The layouts are those
-# of kv_engine's engines/ep/docs/protocol/set_with_meta.md and del_with_meta.md; the numbers of the options are those of
-# the second, which servers go by (the first one has an older SKIP_CONFLICT_RESOLUTION).
+# The extras have four lengths: options and the length of extended metadata are optional. The layouts are those of
+# kv_engine's engines/ep/docs/protocol/set_with_meta.md and del_with_meta.md; the numbers of the options are those of
+# the second, which servers use (the first one has an older SKIP_CONFLICT_RESOLUTION).
 
 
 class MetaOptions(OpenIntFlag):
-    """What a write with metadata asks for."""
+    """What a write with metadata requests."""
 
     FORCE = 0x01
-    """No conflict resolution, and copies that are not active take it, too."""
+    """No conflict resolution, and copies that are not active accept it, too."""
     FORCE_ACCEPT = 0x02
-    """Needed where the last write wins, and refused where revisions decide."""
+    """Required if the last write wins, and refused if revisions decide."""
     REGENERATE_CAS = 0x04
-    """The server gives the version a CAS of its own. Only without conflict resolution."""
+    """The server gives the version its own CAS. Only without conflict resolution."""
     SKIP_CONFLICT_RESOLUTION = 0x08
     IS_EXPIRATION = 0x10
-    """A deletion is one because the document has expired."""
+    """The document is deleted because it has expired."""
 
 
 _WITH_META = (u32("flags"), u32("expiry"), u64("rev_seqno"), u64("meta_cas", Cas))
@@ -327,7 +327,7 @@ _META_BYTES = u16("extended_meta_bytes")
 
 @message(Opcode.SET_WITH_META)
 class SetWithMeta(Request):
-    """Store a document with its metadata, unless the one that is there wins."""
+    """Store a document with its metadata, unless the existing one wins."""
 
     layouts = (
         Layout(*_WITH_META),
@@ -338,16 +338,16 @@ class SetWithMeta(Request):
 
     flags: int = 0
     expiry: int = 0
-    """A time; of a deletion, when it was deleted."""
+    """A time; for a deletion, when it was deleted."""
     rev_seqno: int
     meta_cas: Cas
-    """The CAS that the version has. That of the header is the one of the version to replace, as with other writes."""
+    """The CAS of the version. The CAS in the header is that of the version to replace, as with other writes."""
     options: MetaOptions | None = None
     collection_id: CollectionId | None = None
     key: bytes
     value: bytes = b""
     extended_meta: bytes | None = None
-    """Stands behind the value. Servers ignore it from 4.6 on; None where not even its length is sent."""
+    """Follows the value. Servers ignore it from 4.6 on; None if not even its length is sent."""
 
     @property
     def extended_meta_bytes(self) -> int | None:
@@ -373,7 +373,7 @@ class SetWithMetaQuiet(SetWithMeta): ...
 
 @message(Opcode.ADD_WITH_META)
 class AddWithMeta(SetWithMeta):
-    """The same, only where there is no document."""
+    """The same, only if there is no document."""
 
 
 @message(Opcode.ADDQ_WITH_META)
@@ -416,7 +416,7 @@ class RangeScanCreateResponse(Response):
 
 @message(Opcode.RANGE_SCAN_CONTINUE)
 class RangeScanContinue(Request):
-    """The next part of a scan. A bound of 0 is none; a server may give less than asked for."""
+    """The next part of a scan. A bound of 0 is no bound; a server may return less than requested."""
 
     layouts = (Layout(_SCAN_ID, u32("items_max"), u32("time_ms_max"), u32("bytes_max")),)
 
@@ -440,7 +440,7 @@ _DOCUMENT = Layout(u32("flags"), u32("expiry"), u64("seqno", Seqno), u64("cas", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScannedDocument:
-    """A document without its extended attributes, which are in no scan."""
+    """A document as a scan returns it."""
 
     flags: int
     expiry: int
@@ -453,7 +453,7 @@ class ScannedDocument:
 
 @message(Opcode.RANGE_SCAN_CONTINUE)
 class RangeScanContinueResponse(Response):
-    """Keys, or documents. The status says whether there is more, in another answer or with the next request."""
+    """Keys, or documents. The status says whether more follow, in another answer or with the next request."""
 
     statuses = frozenset({Status.SUCCESS, Status.RANGE_SCAN_MORE, Status.RANGE_SCAN_COMPLETE})
     layouts = (Layout(u32("has_documents")),)
@@ -493,6 +493,6 @@ def _with_length(data: bytes) -> bytes:
 
 
 def _after_length(value: bytes, at: int) -> tuple[bytes, int]:
-    """What stands behind the length at `at`, and where it ends."""
+    """Return the bytes that follow the length at `at`, and where they end."""
     length, at = decode_leb128(value, at, "the length of a key or value")
     return take(value, at, length)

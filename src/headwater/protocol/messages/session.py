@@ -1,4 +1,4 @@
-"""Messages that set a connection up: HELLO, SASL, bucket, error map, cluster config; and the small change.
+"""Messages that set a connection up: HELLO, SASL, bucket, error map, cluster config; and minor requests.
 
 The layouts are those of kv_engine's docs/BinaryProtocol.md.
 """
@@ -14,7 +14,7 @@ from headwater.protocol.messages.base import NO_FIELDS, Layout, Request, Respons
 
 _U16 = Struct(">H")
 FEATURES_MAX = 256
-"""Features of one HELLO. Couchbase knows about 40, and each one costs work before anybody has logged in."""
+"""The most features of one HELLO. Couchbase knows about 40, and each one costs work before anybody has logged in."""
 
 
 def _decode_features(value: bytes) -> tuple[Feature, ...]:
@@ -39,7 +39,7 @@ class Hello(Request):
 
 @message(Opcode.HELLO)
 class HelloResponse(Response):
-    """The features the server agrees to, out of those asked for."""
+    """The features that the server agrees to, out of those that the client asked for."""
 
     value_codec = _FEATURES
 
@@ -65,7 +65,7 @@ class SaslStep(SaslAuth): ...
 @message(Opcode.SELECT_BUCKET)
 class SelectBucket(Request):
     key: bytes = b""
-    """An empty name lets go of the bucket."""
+    """An empty name deselects the bucket."""
 
 
 @message(Opcode.GET_ERROR_MAP)
@@ -80,7 +80,7 @@ _CONFIG_VERSION = Layout(u64("epoch"), u64("revision"))
 
 @message(Opcode.GET_CLUSTER_CONFIG)
 class GetClusterConfig(Request):
-    """The cluster config, or nothing where the server has none newer than the version given."""
+    """The cluster config, or nothing if the server has none newer than the version given."""
 
     layouts = (NO_FIELDS, _CONFIG_VERSION)
 
@@ -95,7 +95,7 @@ class SetClusterConfig(Request):
     epoch: int
     revision: int
     key: bytes = b""
-    """The bucket, or nothing for the cluster's own config."""
+    """The bucket, or empty for the cluster's own config."""
     value: bytes
 
 
@@ -112,7 +112,7 @@ class ClustermapChangeNotification(Request):
     value: bytes = b""
 
 
-# --- small change -------------------------------------------------------------------------------------------------
+# --- minor requests -----------------------------------------------------------------------------------------------
 
 
 @message(Opcode.NOOP)
@@ -146,7 +146,7 @@ class FlushQuiet(Flush): ...
 
 @message(Opcode.STAT)
 class Stat(Request):
-    """Statistics of a group, as one response a statistic and an empty one at the end."""
+    """Statistics of a group, as one response per statistic and an empty one at the end."""
 
     key: bytes = b""
     value: bytes = b""

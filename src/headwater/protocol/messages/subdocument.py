@@ -1,7 +1,7 @@
 """Sub-document messages: look up and change parts of a JSON document by path.
 
 The value of a single-path request is the path followed by the new value. A multi-path request lists specs, and its
-response one result a spec.
+response one result per spec.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headwater.protocol.numbers import CollectionId, Seqno, Vbuuid
 from headwater.protocol.status import Status
 
 SPECS_MAX = 16
-"""Paths in one multi-path request."""
+"""The most paths in one multi-path request."""
 
 
 class PathFlags(IntFlag):
@@ -183,7 +183,7 @@ class LookupResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutationResult:
-    """Only specs that failed, or that give a value back, have a result; `index` says which spec it is."""
+    """Only specs that failed, or that return a value, have a result; `index` says which spec it is."""
 
     index: int
     status: Status
@@ -254,8 +254,8 @@ class MultiMutation(Request):
 
     expiry: int | None = None
     user_flags: int | None = None
-    """The flags that the document gets; those it has where this is None. They come with an expiry, and from clients
-    that have agreed on binary attributes: the body that takes the place of another may be of another kind."""
+    """The flags that the document gets; None keeps its flags. They come with an expiry, and from clients that have
+    agreed on binary attributes: the body that replaces another may be of another kind."""
     doc_flags: DocFlags | None = None
     collection_id: CollectionId | None = None
     key: bytes

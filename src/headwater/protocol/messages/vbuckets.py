@@ -32,7 +32,7 @@ from headwater.protocol.numbers import Cas, CollectionId, ManifestUid, Seqno, VB
 
 @message(Opcode.SET_VBUCKET)
 class SetVBucket(Request):
-    """Give a vbucket a state, making it where it does not exist. Servers before 5.0 took the state as 32 bits."""
+    """Set the state of a vbucket, and create it if it is missing. Servers before 5.0 took the state as 32 bits."""
 
     layouts = (Layout(u8("state", VBucketState)), Layout(u32("state", VBucketState)))
 
@@ -107,7 +107,7 @@ class GetAllVbSeqnosResponse(Response):
 
 @message(Opcode.OBSERVE_SEQNO)
 class ObserveSeqno(Request):
-    """How far has this vbucket persisted, on the branch of history that I know?"""
+    """How far a vbucket has persisted, on the branch of history that the client knows."""
 
     value_layout = Layout(u64("vbuuid"))
 
@@ -123,7 +123,7 @@ _OBSERVED_LAYOUTS = {
 
 @message(Opcode.OBSERVE_SEQNO)
 class ObserveSeqnoResponse(Response):
-    """After a failover (format 1) it also names the old branch and how far the new one holds it."""
+    """After a failover (format 1) it also has the old branch, and how far the new one includes it."""
 
     opcode: Opcode = Opcode.OBSERVE_SEQNO
     vbucket: VBucketId
@@ -153,16 +153,16 @@ class ObserveSeqnoResponse(Response):
 # --- documents, and whether they are durable ----------------------------------------------------------------------
 
 OBSERVED_KEYS_MAX = 2048
-"""In one request. Each is looked up by itself, and others wait meanwhile."""
+"""Limit for one request. Each document is looked up by itself, and other requests wait meanwhile."""
 
 
 class KeyState(OpenIntEnum):
     NOT_PERSISTED = 0x00
     PERSISTED = 0x01
     NOT_FOUND = 0x80
-    """There is none, or it was deleted and that is persisted."""
+    """There is no such document, or its deletion is persisted."""
     LOGICALLY_DELETED = 0x81
-    """It was deleted, which is not persisted yet."""
+    """The document was deleted, which is not persisted yet."""
 
 
 _OBSERVED_KEY = Layout(u16("vbucket"), u16("key_bytes"))
@@ -171,7 +171,7 @@ _OBSERVED_STATE = Layout(u8("state", KeyState), u64("cas", Cas))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedKey:
-    """A document to ask for. Its key is that of the wire: with its collection id, where collections are negotiated."""
+    """A document to ask about. Its key is as on the wire: with its collection id, if collections were negotiated."""
 
     vbucket: VBucketId
     key: bytes
@@ -207,7 +207,7 @@ class ObservedDocument(ObservedKey):
 
 @message(Opcode.OBSERVE)
 class Observe(Request):
-    """Are these documents persisted, and which versions of them? The keys are in the value, whatever their vbuckets."""
+    """Whether documents are persisted, and in which versions. The keys are in the value, whatever their vbuckets."""
 
     value_codec = list_codec("keys", ObservedKey.encode, ObservedKey.decode, count_min=1, count_max=OBSERVED_KEYS_MAX)
 
@@ -216,7 +216,7 @@ class Observe(Request):
 
 @message(Opcode.OBSERVE)
 class ObserveResponse(Response):
-    """The documents in the order that they were asked for. The CAS of the header has times, which we leave at 0."""
+    """The documents in the order of the request. The CAS of the header has times, which we leave at 0."""
 
     value_codec = list_codec("documents", ObservedDocument.encode, ObservedDocument.decode)
 
