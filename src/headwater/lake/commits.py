@@ -39,7 +39,7 @@ from headwater.lake.layout import (
 from headwater.lake.row_order import sort_columns
 from headwater.lake.table_state import LandedTotals, TableState
 from headwater.lake.typed_columns import INFERRED_MAX, ColumnMode, FieldTypes, TypedColumns, joined_fields
-from headwater.lake.upkeep import grow_groups, grow_small_tables, join_documents, switch_modes
+from headwater.lake.upkeep import JOIN_BYTES, grow_groups, grow_small_tables, join_documents, switch_modes
 from headwater.log_fields import LogEvent, fields
 
 logger = logging.getLogger(__name__)
@@ -214,8 +214,8 @@ _COMMITS_AT_ONCE = 8
 """How many tables of documents are committed in parallel: joins of them see two batches only for a short time."""
 _COLUMN_ROUNDS_MAX = 8
 """How often a table's groups are merged again because others have found more columns. Two rounds are common."""
-_JOIN_BYTES, _JOIN_RATIO = 32 * 1024 * 1024, 8
-"""A merge joins files of up to this many bytes, or this many times the changed bytes if that is more."""
+_JOIN_RATIO = 8
+"""A merge joins files of up to `JOIN_BYTES`, or this many times the changed bytes if that is more."""
 _IDLE_BATCHES_MAX = 512
 """After this many batches without pending changes, a table records that it is merged, so they are not read again."""
 
@@ -238,7 +238,7 @@ def merge(lake: Lake, run: Runner = run_here, written: Sequence[Merged] = ()) ->
     results = [[part for part in written if (part.name, part.group) in found], *(run(left) if left else [])]
     commit_merges(lake, tasks, results, run)
     _note_idle_tables(lake)
-    bytes_max = max(_JOIN_BYTES, _JOIN_RATIO * changed_bytes)
+    bytes_max = max(JOIN_BYTES, _JOIN_RATIO * changed_bytes)
     join_documents(lake, run, file_bytes=lake.settings.merging.file_bytes, bytes_max=bytes_max)
     lake.aside.settle()
     return len(tasks)

@@ -67,6 +67,10 @@ DEAD_SHARE = 0.2
 _LEAST_CLASS_BYTES = 16 * 1024
 JOIN_BYTES_A_TIME = 256 * 1024 * 1024
 """Uncompressed bytes of changes that are sorted together."""
+JOIN_BYTES = 32 * 1024 * 1024
+"""Between two batches, and in a merge, files of up to this many bytes are joined, so that none takes long."""
+CHANGE_FILES_MAX = 512
+"""With more files than this, `changes` gets large files joined as well, which may take seconds: no batch runs then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,9 +217,19 @@ def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_fil
     return join_changes(lake, run, file_bytes=file_bytes) + join_documents(lake, run, file_bytes=file_bytes)
 
 
-def join_changes(lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT) -> int:
-    """Join small files of `changes`. Returns the decrease in files."""
-    sets = files_to_join(lake.changes.files(), file_bytes=file_bytes)
+def join_changes(
+    lake: Lake, run: Runner = run_here, *, file_bytes: int = data_files.FILE_BYTES_DEFAULT, bytes_max: float = math.inf
+) -> int:
+    """Join small files of `changes`, the smallest first, up to `bytes_max` bytes. Returns the decrease in files.
+
+    If only larger sets of files are left, one of them is joined once the table has more than `CHANGE_FILES_MAX` files.
+    """
+    files, sets = lake.changes.files(), list[tuple[data_files.DataFile, ...]]()
+    for part in sorted(files_to_join(files, file_bytes=file_bytes), key=_live_bytes):
+        bytes_max -= _live_bytes(part)
+        if bytes_max < 0 and (sets or len(files) <= CHANGE_FILES_MAX):
+            break
+        sets.append(part)
     if not sets:
         return 0
     joined = _results([JoinChangesTask(location=lake.changes.location, files=it, facts=lake.facts) for it in sets], run)

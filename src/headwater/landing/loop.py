@@ -37,6 +37,7 @@ from headwater.lake.location import lake_error
 from headwater.lake.set_aside import SHOWN_MAX, SetAside, set_aside_error
 from headwater.lake.upkeep import (
     DEAD_BYTES_DEFAULT,
+    JOIN_BYTES,
     VACUUM_HOURS_DEFAULT,
     DeadBytes,
     DeadFiles,
@@ -633,7 +634,7 @@ class LandingLoop:
             grow_groups(lake, self._jobs)
         if number % JOIN_BATCHES == JOIN_BATCHES - 1:
             self._doing = "tidying up"
-            join_changes(lake, self._jobs)
+            join_changes(lake, self._jobs, bytes_max=JOIN_BYTES)
         if time.time() - lake.state.tidied_s < TIDY_EVERY_S:
             return
         self._doing = "tidying up"

@@ -11,7 +11,7 @@ import pytest
 from headwater.lake import upkeep
 from headwater.lake.commits import merge, plan_merges
 from headwater.lake.data_files import DataFile
-from headwater.lake.upkeep import files_to_join, join_files, trim_changes
+from headwater.lake.upkeep import files_to_join, join_changes, join_files, trim_changes
 from headwater.protocol.numbers import VBucketId
 from support.lake_model import SmallLake, check_documents, check_no_duplicates, merging
 
@@ -55,6 +55,17 @@ def test_every_row_is_joined_only_so_often(tmp_path: Path, monkeypatch: pytest.M
             files.append(DataFile(path=f"joined-{number}-{part[0].path}", size_bytes=total, rows=1))
     assert len(files) < 40
     assert rewritten < 6 * 1000 * 50_000
+
+
+def test_large_sets_of_changes_wait_until_there_are_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = SmallLake(tmp_path)
+    for number in range(9):
+        small.write(number % 4, f"key-{number}")
+        small.land(merges=False)
+    one_set = sum(file.size_bytes for file in small.lake.changes.files())
+    assert join_changes(small.lake, bytes_max=one_set - 1) == 0
+    monkeypatch.setattr(upkeep, "CHANGE_FILES_MAX", 8)
+    assert join_changes(small.lake, bytes_max=one_set - 1) == 8
 
 
 @pytest.mark.parametrize("bytes_a_time", [1, 2**28])
