@@ -99,6 +99,7 @@ def limit_options() -> str:
     return some_options(
         "serve",
         "--connections-max",
+        "--http-connections-max",
         "--auth-seconds",
         "--idle-seconds",
         "--unsent-bytes-max",

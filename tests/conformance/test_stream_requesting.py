@@ -56,11 +56,11 @@ def test_requests_that_come_together_are_judged_like_single_ones(world: World, m
     ]
     kinds: list[dict[str, Any]] = [{}, {"flags": latest}, {"flags": takeover}, {"flags": latest, "value": all_of}]
     opened = 0
-    open_alike = ProducerConnection.open_alike
+    accept_repeated = ProducerConnection.accept_repeated
 
     def counted(*arguments: Any) -> OpenedStreams:
         nonlocal opened
-        found = open_alike(*arguments)
+        found = accept_repeated(*arguments)
         opened += found.count
         return found
 
@@ -75,9 +75,9 @@ def test_requests_that_come_together_are_judged_like_single_ones(world: World, m
 
     for kind in kinds:
         for order in (1, -1):
-            monkeypatch.setattr(ProducerConnection, "open_alike", counted)
+            monkeypatch.setattr(ProducerConnection, "accept_repeated", counted)
             together = received(kind, order)
-            monkeypatch.setattr(ProducerConnection, "open_alike", lambda *arguments: OpenedStreams())
+            monkeypatch.setattr(ProducerConnection, "accept_repeated", lambda *arguments: OpenedStreams())
             assert together == received(kind, order)
     assert opened >= 3 * 2 * 4
 

@@ -271,7 +271,7 @@ def _rollback_row(piece: RollbackPiece) -> dict[str, Any]:
         "vbuuid": piece.new_vbuuid,
         "seqno": piece.seqno,
         "value": json.dumps(details).encode(),
-        # What remains is complete again: a snapshot that consists of its end only.
+        # The consumer is now at the end of a whole snapshot, which starts and ends with this seqno.
         "snapshot_start": piece.seqno,
         "snapshot_end": piece.seqno,
     }

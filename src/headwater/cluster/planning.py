@@ -198,7 +198,7 @@ class _Replicas:
                     self._give(vbucket, node)
         for vbucket in range(len(self._before)):
             while len(self._chosen[vbucket]) < self._copies:
-                self._find_node(vbucket)
+                self._add_copy(vbucket)
         return self._chosen
 
     def _may_take(self, vbucket: int, node: str) -> bool:
@@ -221,11 +221,11 @@ class _Replicas:
         self._room[node] += 1
         self._pairs[self._actives[vbucket], node] -= 1
 
-    def _find_node(self, vbucket: int) -> None:
+    def _add_copy(self, vbucket: int) -> None:
         """Give a vbucket one more node, by the shortest chain of vbuckets that give way."""
         allowed = [node for node in self._nodes if self._may_take(vbucket, node)]
         chain: dict[str, tuple[str, int] | None] = dict.fromkeys(allowed)
-        # After a failover, all nodes that are left should share the lost node's load, so its replicas are spread.
+        # Try nodes with the fewest replicas of this active node first: after its failover, the others share its load.
         active = self._actives[vbucket]
         queue = deque(sorted(allowed, key=lambda node: (self._pairs[active, node], -self._room[node])))
         while queue:

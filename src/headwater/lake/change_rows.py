@@ -287,7 +287,7 @@ class Fold:
         """
         return places.find(self._index)
 
-    def kept(self, rows: int, read: Callable[[Sequence[str]], pa.Table]) -> Marks:
+    def match_rows(self, rows: int, read: Callable[[Sequence[str]], pa.Table]) -> Marks:
         """Return which of the table's `rows` rows stay. `read` returns columns of them; those beside the key are read
         only if one of the keys may have changed."""
         keys = raw_keys_of(read(("key", "key_bytes")))
@@ -313,7 +313,7 @@ class Fold:
         return stays & ~self._barriers.before(vbuckets=vbuckets, ids=ids, seqnos=seqnos)
 
     def live(self) -> Iterator[pa.Table]:
-        """Yield the changes that are documents now, with all their columns. Call it after `kept`."""
+        """Yield the changes that are documents now, with all their columns. Call it after `match_rows`."""
         start = 0
         for rows, marks in self._parts:
             end = start + int(marks.sum())

@@ -99,7 +99,7 @@ def first_documents(lake: Lake) -> FirstDocuments | None:
         columns={EVERY_COLLECTION: default, **settings.columns},
         rules=settings.rules,
         cluster_by={EVERY_COLLECTION: (), **settings.cluster_by},
-        is_marked=bool(settings.merging.on_read),
+        is_merged_on_read=bool(settings.merging.on_read),
         file_bytes=settings.merging.file_bytes,
     )
 

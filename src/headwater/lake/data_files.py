@@ -666,14 +666,14 @@ class FileReader:
             bounds = pc.min_max(self._file.read_row_group(row_group, columns=[column], use_threads=False).column(0))
             low, high = bounds["min"].as_py(), bounds["max"].as_py()
             return (float("-inf"), float("inf"), True) if low is None else (low, high, True)
-        statistics = self._kept(row_group, column)
+        statistics = self._statistics_of(row_group, column)
         if statistics is None or not statistics.has_min_max:
             return float("-inf"), float("inf"), True
         return statistics.min, statistics.max, not statistics.has_null_count or statistics.null_count > 0
 
-    def _kept(self, row_group: int, column: str) -> pq.Statistics | None:
+    def _statistics_of(self, row_group: int, column: str) -> pq.Statistics | None:
         """Return the footer's statistics of a column; None if it has none."""
-        # The path of a struct's member contains a dot, and a column's name may contain one, too.
+        # A dot makes the path ambiguous: a struct's member has one, and a column's name may have one as well.
         index = None if "." in column else self._leaves.get(column)
         return None if index is None else self._file.metadata.row_group(row_group).column(index).statistics
 
@@ -712,12 +712,12 @@ class FileReader:
 
     def _sealed(self, row_group: int, column: str) -> pq.Statistics | None:
         """Return statistics that count nulls, if our checksum protects the footer. Other footers may be wrong."""
-        statistics = self._kept(row_group, column) if self.is_sealed else None
+        statistics = self._statistics_of(row_group, column) if self.is_sealed else None
         return statistics if statistics is not None and statistics.has_null_count else None
 
     def least(self, row_group: int, column: str) -> Bound | None:
         """Return a lower bound on the values of a row group in a column; None if its statistics do not have one."""
-        statistics = self._kept(row_group, column)
+        statistics = self._statistics_of(row_group, column)
         if statistics is None:
             return None
         if not statistics.has_min_max:

@@ -98,7 +98,7 @@ class DocumentsTarget:
     """The columns by which documents are sorted before their keys, if the table has them."""
     is_rebuilt: bool = False
     """Whether existing documents are parsed again, because the columns have changed."""
-    is_marked: bool = False
+    is_merged_on_read: bool = False
     """Whether replaced and removed rows are marked in deletion vectors, and their files stay."""
     has_feed: bool = False
     """Whether the table has a change feed."""
@@ -263,18 +263,18 @@ class MergeTask:
         typed = None if columns is None else columns.whole_schema
         schema = documents_schema(xattrs=self.facts.xattrs, form=self.facts.document, typed=typed)
         unsorted: Iterable[pa.Table] = (conformed(rows, schema) for rows in chain(held, map(parse, documents)))
-        writer = self._writer(target.location, schema, has_places=target.is_marked)
+        writer = self._writer(target.location, schema, has_places=target.is_merged_on_read)
         feed, left_out = self._feed(target, schema, changes_files=bool(touched)), None
         if feed is not None:
             unsorted, left_out = map(feed.after, unsorted), feed.before
-        kept = [] if target.is_rebuilt or target.is_marked else [*_staying(touched)]
+        kept = [] if target.is_rebuilt or target.is_merged_on_read else [*_staying(touched)]
         young = [(file, marks) for file, marks in kept if file.size_bytes < YOUNG_BYTES]
         try:
             for rows in files_in_order(target.location, young, schema, target.cluster_by, unsorted, left_out):
                 writer.write(rows)
         finally:
             added, added_rejects = writer.close(), rejects.close()
-        if target.is_marked and not target.is_rebuilt:
+        if target.is_merged_on_read and not target.is_rebuilt:
             added += mark_rows(target.location, touched)
         for file, marks in kept:
             if file.size_bytes >= YOUNG_BYTES:
@@ -331,7 +331,7 @@ class FirstDocuments:
     cluster_by: Mapping[str, tuple[str, ...]]
     """By table, or for `EVERY_COLLECTION`."""
     rules: Mapping[str, ColumnRules]
-    is_marked: bool = False
+    is_merged_on_read: bool = False
     """Whether the tables will be merged on read."""
     file_bytes: int = FILE_BYTES_DEFAULT
     held_bytes_max: int = KEEP_BYTES
@@ -364,7 +364,7 @@ class FirstDocuments:
                 location=self.location.join(TableKind.DOCUMENTS, folder_name(name)),
                 files=(),
                 after_batch=NOT_MERGED,
-                is_marked=self.is_marked,
+                is_merged_on_read=self.is_merged_on_read,
                 columns=chosen_columns(
                     self.columns.get(name, self.columns[EVERY_COLLECTION]), rules_of(name, self.rules)
                 ),
@@ -518,7 +518,7 @@ def _touched(
                     # Read keys only where one of them may have changed.
                     is_looked_at = marks is None or marks[start:end].any()
                     if is_looked_at and fold.may_change(reader.text_range(row_group, "key")):
-                        kept[start:end] = fold.kept(end - start, partial(reader.read, row_group))
+                        kept[start:end] = fold.match_rows(end - start, partial(reader.read, row_group))
                     start = end
                 leaving = Leaving.of(reader, kept)
         if every or len(leaving.positions):
@@ -535,7 +535,7 @@ def _leaving(target: DocumentsTarget, touched: Iterable[Leaving]) -> Iterable[tu
     or all rows of files that a repair or new columns replace."""
     if target.replaced or target.is_rebuilt:
         return [(file, None) for file in target.replaced or target.files]
-    return [(it.file, ~it.kept) for it in touched] if target.is_marked else []
+    return [(it.file, ~it.kept) for it in touched] if target.is_merged_on_read else []
 
 
 def _kept_rows(
@@ -822,7 +822,7 @@ def _target_members(table: CollectionTables, kind: TableKind, merged: MergedTabl
         "location": table.location_of(kind),
         "files": () if merged is None else merged.files_of(group, of=table.groups),
         "after_batch": NOT_MERGED if merged is None else merged.merged_at(group, of=table.groups),
-        "is_marked": merged is not None and merged.is_merged_on_read,
+        "is_merged_on_read": merged is not None and merged.is_merged_on_read,
     }
 
 

@@ -265,7 +265,7 @@ class HistoryTarget:
     columns: TypedColumns | None = None
     unused: pa.Schema = field(default_factory=lambda: pa.schema([]))
     """Typed columns that only existing versions have."""
-    is_marked: bool = False
+    is_merged_on_read: bool = False
     """Whether versions that end or are taken back are marked in deletion vectors, and their files stay."""
 
 
@@ -354,7 +354,7 @@ class _Merge:
         pending: Sequence[change_rows.ChangeRows],
         file_bytes: int,
     ) -> None:
-        self._target, self._location, self._is_marked = target, target.location, target.is_marked
+        self._target, self._location, self._is_merged_on_read = target, target.location, target.is_merged_on_read
         self._rolled = rolled = change_rows.rolled_back(pending, after_batch=target.after_batch)
         self._kept = np.full(facts.vbuckets, _FOREVER)
         """By vbucket: the last seqno that a rollback kept."""
@@ -468,13 +468,13 @@ class _Merge:
         with data_files.FileReader(self._location, file) as reader:
             for row_group, (stays, ends) in zip(reader.row_groups, fates, strict=True):
                 # If the file stays, only the values of ended versions are needed.
-                if not self._is_marked or ends.is_ended.any():
+                if not self._is_merged_on_read or ends.is_ended.any():
                     rows = data_files.conformed(reader.read(row_group), self._schema)
-                    if not self._is_marked:
+                    if not self._is_merged_on_read:
                         again.write(data_files.filtered(rows, stays))
                     self._write(False, data_files.filtered(rows, ends.is_ended), ends.of(ends.is_ended))
         self._added += again.close()
-        if self._is_marked:
+        if self._is_merged_on_read:
             self._added += data_files.mark_rows(self._location, [leaving])
 
     def _ended_file(self, file: data_files.DataFile) -> None:
@@ -488,14 +488,14 @@ class _Merge:
         self._removed.append(file)
         for read, (is_dead, is_opened) in zip(data_files.read_files(self._location, [file]), marks, strict=True):
             rows = data_files.conformed(read, self._schema)
-            if not self._is_marked:
+            if not self._is_merged_on_read:
                 self._writers[False].write(data_files.filtered(rows, ~is_dead & ~is_opened))
             opened = data_files.filtered(rows, is_opened)
             if opened.num_rows:
                 stays, ends = self._fate(opened.num_rows, opened.select)
                 self._write(True, data_files.filtered(opened, stays), _Ends.none(int(stays.sum())))
                 self._write(False, data_files.filtered(opened, ends.is_ended), ends.of(ends.is_ended))
-        if self._is_marked:
+        if self._is_merged_on_read:
             stays = np.concatenate([~is_dead & ~is_opened for is_dead, is_opened in marks])
             with data_files.FileReader(self._location, file) as reader:
                 self._added += data_files.mark_rows(self._location, [data_files.Leaving.of(reader, stays)])

@@ -139,7 +139,7 @@ class TypedColumns:
     """The typed columns of a table."""
 
     definitions: tuple[ColumnDef, ...] = ()
-    """A field may have several: a value goes into the first that can hold it."""
+    """Several of them may belong to one field: a value goes into the first that can hold it."""
     is_inferred: bool = False
     is_whole_row: bool = False
     """Whether a misfit nulls all columns of its row, as in tables of earlier versions."""

@@ -431,7 +431,7 @@ def what_is_left(manifest: Manifest, selection: Selection, known: Selection) -> 
 
 
 class LakeChecks:
-    """The tables of a lake as they are now, or some of them."""
+    """Makes the checks of a lake, or of some of its tables: one for each group, and those that need only the logs."""
 
     def __init__(
         self, lake: Lake, tables: Sequence[CollectionTables] | None = None, *, facts: LakeFacts | None = None

@@ -254,7 +254,7 @@ class KvListener:
 
     def _tick(self, now_s: float) -> None:
         """Do what is due by the clock. Not in the coroutine: its loop variable would keep a closed connection alive."""
-        self.service.stay_awake()
+        self.service.notice_pause()
         self._decide_sync_writes()
         for bucket in self.service.buckets.values():
             bucket.range_scans.tick(self.service.now_s())

@@ -402,7 +402,7 @@ class Service:
         self.started_ns = self.now_ns()
         self.awake_s = self.now_s()
 
-    def stay_awake(self) -> None:
+    def notice_pause(self) -> None:
         """Detect that the process was suspended: stopped by a signal, swapped out, or on a machine that was frozen.
 
         The cluster may have replaced this node meanwhile. Call this at least every second, and before handling

@@ -79,9 +79,9 @@ class Dialect:
 
     # Other messages.
     answers_misplaced: bool
-    """A message for a consumer that is sent to a producer is answered with EINVAL. 7.0.5 closes the connection."""
+    """Whether a producer answers a message meant for a consumer with EINVAL. 7.0.5 closes the connection."""
     refuses_older_manifest_as_unappliable: bool
-    """An older manifest is CANNOT_APPLY_MANIFEST; otherwise it is ERANGE."""
+    """Whether an older manifest is refused with CANNOT_APPLY_MANIFEST; otherwise with ERANGE."""
 
 
 _7_0 = Dialect(

@@ -149,7 +149,7 @@ def _parts(ranges: Sequence[VBucketRange]) -> Iterator[tuple[VBucketRange, ...]]
 
 
 def live_documents(changes: pa.Table) -> pa.Table:
-    """Return the mutations that no later change replaced, from all changes of some vbuckets in order."""
+    """Return the documents that all changes of some vbuckets, in order, leave behind."""
     ops = changes.unify_dictionaries().column("op").combine_chunks()
     is_of = {op: pc.equal(ops, op) for op in (*OPS[:3], *COLLECTION_GONE_OPS)}
     is_document = pc.or_(pc.or_(is_of["mutation"], is_of["deletion"]), is_of["expiration"])

@@ -133,10 +133,10 @@ def read_part(bucket: Bucket, vbucket: int, retention: Retention, *, after_seqno
 
 
 def compact_part(bucket: Bucket, vbucket: int, retention: Retention, part: Part) -> Compacted:
-    """Decide what is kept of a part.
+    """Decide what to keep of a part, and enter its new facts in the bucket.
 
     Call `write_compacted`, then `finish_compaction`; the bucket must not commit or settle from `read_part` until then.
-    This uses the index, so it runs in the bucket's thread and not in one beside it.
+    It uses the index, so call it in the event loop, not in the disk thread.
     """
     assert bucket.in_flight is None, "the facts that a commit in flight carries would overwrite those written here"
     now_s, facts, manifest = bucket.environment.now_s(), part.facts, part.manifest

@@ -270,7 +270,10 @@ def _is_stored_form(run: Bytes, at: int, end: int, vbucket: int) -> bool:
 def _take(
     run: AnyBytes, vbucket: int, after_seqno: UInt64, end_seqno: UInt64, frames: Bytes, used: int
 ) -> tuple[int, int, int, int, int]:
-    """Copy frames to `used` and on. Returns why and where it stopped, the end of the copy, its last seqno and count."""
+    """Copy frames of `run` into `frames` from offset `used`, up to the first that can't be taken.
+
+    Returns why and where in `run` it stopped, the new end of `frames`, the last seqno, and the number of documents.
+    """
     at = i64(0)
     documents = i64(0)
     reached = after_seqno

@@ -81,7 +81,7 @@ class Deferrals:
             self._forget_decided()
         return len(self._by_key) >= DEFERRED_MAX
 
-    def hold(self, request: Frame, *, in_order: bool) -> bool:
+    def must_wait(self, request: Frame, *, in_order: bool) -> bool:
         """Whether a request has to wait. Unless `in_order`, only one with a barrier does."""
         if not self._by_key:
             return False

@@ -179,7 +179,7 @@ class KvSession(SessionState):
             CloseSession: the connection must be closed.
             RemoteProtocolError: the connection must be closed because of what the peer sent.
         """
-        self.service.stay_awake()
+        self.service.notice_pause()
         self._must_look = True
         if data:
             self._received_s = self.service.now_s()
@@ -329,7 +329,7 @@ class KvSession(SessionState):
             self._frames.skip(here)
 
     def _must_wait(self, frame: Frame) -> bool:
-        return self._deferrals.hold(frame, in_order=not self.has(Feature.UNORDERED_EXECUTION))
+        return self._deferrals.must_wait(frame, in_order=not self.has(Feature.UNORDERED_EXECUTION))
 
     def finish_login(self, verdict: LoginVerdict) -> None:
         """Answer the log-in that was checked. Requests that wait for it are for the next turn."""
@@ -422,7 +422,7 @@ class KvSession(SessionState):
         # Unsent answers may be those to durable writes, and a request without a key has to wait for these.
         if not self.may(Action.STREAM) or self.outgoing:
             return False
-        opened = dcp.open_alike(data, TURN_WORK // STREAM_WORK)
+        opened = dcp.accept_repeated(data, TURN_WORK // STREAM_WORK)
         self._frames.skip(opened.request_bytes)
         self.requests += opened.count
         self._add_answers(opened.answers, commit=0)

@@ -188,7 +188,7 @@ class StreamPattern:
 
 @dataclass(slots=True)
 class OpenedStreams:
-    """What `open_alike` has done."""
+    """What `accept_repeated` has done."""
 
     count: int = 0
     request_bytes: int = 0
@@ -308,7 +308,7 @@ class ProducerConnection:
             self._pattern = StreamPattern.of(request, accepted, terms)
         return stream
 
-    def open_alike(self, data: memoryview, count_max: int) -> OpenedStreams:
+    def accept_repeated(self, data: memoryview, count_max: int) -> OpenedStreams:
         """Open the streams whose requests, at the start of `data`, ask for the same as one that was accepted before.
 
         Stops before the first request that differs or needs a closer check. The caller passes that one to `admit` and

@@ -441,7 +441,10 @@ def _write_framing(target: Bytes, to: int, sid: int) -> int:
 
 @inlined_part
 def _write_extras(run: Bytes, at: int, opcode: int, target: Bytes, to: int, bits: int) -> int:
-    """Write all extras of a mutation or prepare, and those of a removal that are wanted. Returns where they end."""
+    """Write both seqnos of a commit or abort, all extras of a mutation or prepare, or the wanted ones of a removal.
+
+    Returns where they end.
+    """
     stored_at = at + HEADER_BYTES
     if opcode in (COMMIT, ABORT):
         # The prepare's seqno, then its own. A stored commit keeps in its opaque how far before it the prepare is.

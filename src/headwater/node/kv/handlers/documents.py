@@ -432,7 +432,7 @@ def _is_by_time(context: Context) -> bool:
 
 
 def _meta_target(context: Context, request: SetWithMeta) -> tuple[Target, Entry | None]:
-    """The target, and its newest version, which the CAS of the header allows to replace.
+    """Return the target and its newest version. Refuses if the CAS of the header does not match.
 
     In Couchbase FORCE also writes to replicas and pending vbuckets. These have the history of their active copy, from
     which such a write would diverge, so it gets NOT_MY_VBUCKET here like any other.
