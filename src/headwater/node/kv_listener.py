@@ -47,8 +47,9 @@ _PRODUCE_BYTES = 1024 * 1024
 """How much a DCP connection may send in a turn."""
 _COPIED_BYTES_MAX = 64 * 1024
 """Output up to this size is copied, so that the transport may send it together with what follows in this turn."""
-_TURNS_AT_ONCE = 8
-"""How many connections get a turn before the sockets are polled again, however little work their turns take."""
+_TURNS_AT_ONCE, _LINE_SHARE = 8, 8
+"""How many connections get a turn before the sockets are polled again, however little work their turns take: this
+many, or one in so many of those in line if that is more."""
 _WRITE_BYTES = 1024 * 1024
 """Longer output is given to the transport in pieces of this size. The connection keeps and counts the rest."""
 _STRANGERS_SHARE = 16
@@ -119,6 +120,8 @@ class KvListener:
         if self._watch is not None:
             self._watch.cancel()
         for connection in list(self.connections):
+            # Streams that stand in line have not sent the last commits yet.
+            connection.send_ready()
             connection.close()
         # One turn of the loop lets the transports send what they hold and close. With TLS the peer has to answer, too.
         await asyncio.sleep(0)
@@ -144,7 +147,7 @@ class KvListener:
         """Give connections their turns, until these together have taken the work of one full turn. Most take less."""
         work = 0
         try:
-            for _ in range(min(len(self._line), _TURNS_AT_ONCE)):
+            for _ in range(min(len(self._line), max(_TURNS_AT_ONCE, len(self._line) // _LINE_SHARE))):
                 work += self._line.popleft().take_turn()
                 if work >= TURN_WORK:
                     break
@@ -193,7 +196,8 @@ class KvListener:
     def send_durable(self) -> None:
         """A commit is durable: send the answers that waited for it, and queue DCP connections for a turn.
 
-        So writers do not wait until all consumers are served, and their next commit can be written meanwhile.
+        So writers do not wait until all consumers are served, and their next commit can be written meanwhile. Replicas
+        do not queue: durable writes wait for them.
         """
         for bucket in self.service.buckets.values():
             bucket.sync_writes.on_durable()
@@ -201,7 +205,8 @@ class KvListener:
         self._written_bytes = sum(bucket.bucket.written_bytes for bucket in self.service.buckets.values())
         for connection in list(self.connections):
             if connection.session.on_durable(changed):
-                if connection.session.dcp is None:
+                dcp = connection.session.dcp
+                if dcp is None or dcp.controls.sync_writes:
                     connection.send_ready()
                 else:
                     connection.resume()
@@ -474,8 +479,13 @@ class ServedConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return 0
         before = self.session.work_done
-        if not self.session.is_held_back or self._handle(b""):
-            self.send_ready()
+        try:
+            if not self.session.is_held_back or self._handle(b""):
+                self.send_ready()
+        except Exception:
+            # A stream that has failed would never send again, and noops would keep the connection open.
+            self.abort()
+            raise
         return self.session.work_done - before
 
     def _send_answers(self, transport: asyncio.Transport) -> None:

@@ -22,7 +22,7 @@ from headwater.node.options import ServerLimits
 from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import HEADER, DurabilityLevel, FrameBuffer, durability
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.dcp_streams import Open, OpenFlags, StreamRequest
+from headwater.protocol.messages.dcp_streams import Control, Open, OpenFlags, StreamRequest
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.messages.session import Hello, Noop, SaslAuth, SelectBucket
 from headwater.protocol.numbers import VBucketId
@@ -261,6 +261,16 @@ async def test_a_peer_that_does_not_read_is_not_read_from(node: Node) -> None:
 # --- turns --------------------------------------------------------------------------------------------------------
 
 
+def recorded_writes(monkeypatch: pytest.MonkeyPatch) -> list[ServedConnection]:
+    """The connections that are written to from now on, in order."""
+    written: list[ServedConnection] = []
+    write = ServedConnection._write
+    monkeypatch.setattr(
+        ServedConnection, "_write", lambda served, *output: written.append(served) or write(served, *output)
+    )
+    return written
+
+
 async def test_a_commit_is_answered_before_streams_get_it_and_these_get_it_in_turns(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,11 +283,7 @@ async def test_a_commit_is_answered_before_streams_get_it_and_these_get_it_in_tu
         writer = await world.peer()
         writer.writer.write(encoded(Set(key=b"k", value=b"1")))
         await world.until(lambda: node.bucket.pending_bytes > 0)
-        written: list[ServedConnection] = []
-        write = ServedConnection._write
-        monkeypatch.setattr(
-            ServedConnection, "_write", lambda served, *output: written.append(served) or write(served, *output)
-        )
+        written = recorded_writes(monkeypatch)
         world.commit()
         *streaming, answered = world.connections
         assert written == [answered]
@@ -285,6 +291,29 @@ async def test_a_commit_is_answered_before_streams_get_it_and_these_get_it_in_tu
         assert written == [answered, *streaming[: kv_listener._TURNS_AT_ONCE]]
         assert all([await consumer.call(b"", answers=2) for consumer in consumers]), "a marker, and the change"
         assert written == [answered, *streaming]
+
+
+async def test_a_replica_gets_a_commit_at_once_and_a_stop_sends_it_to_all(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Durable writes wait for replicas, and what was answered should be on its way."""
+    async with World(node) as world:
+        replica, consumer, writer = [await world.peer() for _ in range(3)]
+        for peer, name in ((replica, b"replica"), (consumer, b"consumer")):
+            assert await peer.call(encoded(Open(key=name, flags=OpenFlags.PRODUCER)))
+        controls = (Control(key=b"enable_sync_writes", value=b"true"), Control(key=b"consumer_name", value=b"x"))
+        assert await replica.call(encoded(*controls), answers=2)
+        for peer in (replica, consumer):
+            assert await peer.call(encoded(StreamRequest(vbucket=0)))
+        writer.writer.write(encoded(Set(key=b"k", value=b"1")))
+        await world.until(lambda: node.bucket.pending_bytes > 0)
+        to_replica, to_consumer, to_writer = world.connections
+        written = recorded_writes(monkeypatch)
+        world.commit()
+        assert written == [to_replica, to_writer]
+        await world.listener.stop()
+        assert written == [to_replica, to_writer, to_consumer]
+        assert await consumer.call(b"", answers=2), "a marker, and the change"
 
 
 # --- places -------------------------------------------------------------------------------------------------------
