@@ -216,9 +216,9 @@ class Bucket:
         """Return the vbuckets that changed in the one durable commit after `commit`. Returns None if that is unknown:
         after more than one commit, or after one that changed more than documents."""
         newest = self.young.get(self.durable_commit)
-        if newest is None or newest.number != commit + 1 or newest.extra or newest.advanced_seqnos or newest.is_part:
+        if newest is None or newest.number != commit + 1 or newest.extra or newest.advanced_seqnos:
             return None
-        return list(newest.vbuckets())
+        return [*newest.vbuckets(), *newest.in_blocks]
 
     # --- rows of the node -----------------------------------------------------------------------------------------
 

@@ -80,8 +80,8 @@ class GroupCommit:
     """The seqnos that vbuckets reach with this commit without a change."""
     young: GroupCommit | None = None
     """The part for the journal and memory, if the rest becomes blocks at once; None for all of it."""
-    is_part: bool = False
-    """Whether the rest of the commit is in blocks."""
+    in_blocks: tuple[int, ...] = ()
+    """The vbuckets of the same commit whose changes are in blocks."""
     place: tuple[int, int] = field(init=False)
     """For kernels: the addresses of the data and of the group starts."""
 
@@ -111,16 +111,15 @@ class GroupCommit:
         row = np.concatenate([*kept, self.data[begin:], np.zeros(CHECKSUM_BYTES, dtype=np.uint8)])
         group_starts = np.zeros(len(self.group_starts), dtype=np.int64)
         np.cumsum(sizes, out=group_starts[1:])
-        part = GroupCommit(
-            number=self.number, data=row[:-CHECKSUM_BYTES], row=row, group_starts=group_starts, is_part=True
-        )  # fmt: skip
+        data = row[:-CHECKSUM_BYTES]
+        part = replace(self, data=data, row=row, group_starts=group_starts, in_blocks=tuple(vbuckets))
         return replace(self, row=EMPTY_RUN, young=part)
 
     def block_rows(self) -> Iterator[PutRow]:
         """Yield the blocks that parts of the commit become at once."""
-        if self.young is not None:
-            for vbucket in np.flatnonzero(np.diff(self.group_starts) != np.diff(self.young.group_starts)).tolist():
-                yield from blocks(vbucket, self.run(vbucket))
+        for vbucket in () if self.young is None else self.young.in_blocks:
+            # A small block that is not the last one would stay small.
+            yield from blocks(vbucket, self.run(vbucket), joined_bytes=full_block_bytes())
 
 
 def full_block_bytes() -> int:
@@ -128,10 +127,12 @@ def full_block_bytes() -> int:
     return BLOCK_BYTES_TARGET // APPENDED_SHARE
 
 
-def blocks(vbucket: int, run: Bytes) -> Iterator[PutRow]:
-    """Cut a run into blocks of about the target size."""
+def blocks(vbucket: int, run: Bytes, *, joined_bytes: int = 0) -> Iterator[PutRow]:
+    """Cut a run into blocks of about the target size. A rest of less than `joined_bytes` belongs to the last one."""
     while len(run):
         cut = split_before(run, BLOCK_BYTES_TARGET)
+        if len(run) - cut < joined_bytes:
+            cut = len(run)
         yield PutRow(Table.BLOCKS, block_key(vbucket, last_seqno(run[:cut])), run[:cut].data)
         run = run[cut:]
 

@@ -160,8 +160,10 @@ def _search_young(matches: _Matches, searched: SearchedBucket) -> bool:
     vbucket = matches.search.vbucket
     for commit in reversed(searched.young):
         matches.look_through(commit.data if vbucket is None else commit.run(vbucket))
-        if len(matches.found) >= matches.search.rows or matches.is_exhausted:
+        if matches.is_exhausted:
             return False
+        if len(matches.found) >= matches.search.rows:
+            break  # Blocks may have newer changes of other vbuckets: a replica's large runs are never young.
     return True
 
 
