@@ -65,7 +65,7 @@ def repair(
     run = LocalRunner()
     done = repair_tables(
         location,
-        lambda: compare(settings, location, transform=sent, run=run),
+        lambda: compare(settings, location, transform=sent, run=run, by_group=True),
         read_from_bucket(settings, sent),
         run=run,
     )

@@ -705,7 +705,7 @@ class FileReader:
                 return None, None
             if statistics.has_min_max:
                 return statistics.min, statistics.max
-        found = [pc.min_max(part.column(0)) for part in self._parts(row_group, _CHECKED_BYTES, [column])]
+        found = [pc.min_max(part.column(column)) for part in self._parts(row_group, _CHECKED_BYTES, [column])]
         values = [part[name].as_py() for part in found for name in ("min", "max")]
         bounds = pc.min_max(pa.array(values, found[0]["min"].type if found else None))
         return bounds["min"].as_py(), bounds["max"].as_py()
