@@ -92,14 +92,14 @@ def test_a_merge_with_vectors_reads_no_keys(tmp_path: Path, monkeypatch: pytest.
     assert len(files(small)) < 10, "some were joined"
     small.write(0, "key-0001", "new-3", "key-0499", value=text(1))
     small.land(merges=False)
-    monkeypatch.setattr(Fold, "kept", lambda *_: pytest.fail("keys were read"))
+    monkeypatch.setattr(Fold, "match_rows", lambda *_: pytest.fail("keys were read"))
     merge(small.lake)
     check(small)
 
 
 @pytest.mark.usefixtures("large_tables")
 def test_a_merge_leaves_to_later_ones_what_it_has_no_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commits, "_JOIN_BYTES", 1)
+    monkeypatch.setattr(commits, "JOIN_BYTES", 1)
     monkeypatch.setattr(commits, "_JOIN_RATIO", 0)
     small = SmallLake(tmp_path, settings=settings(True))
     for vbucket in range(4):

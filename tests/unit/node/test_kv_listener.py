@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import socket
 import ssl
 import weakref
 from collections.abc import Callable
@@ -81,7 +82,15 @@ class World:
         return list(self.listener.connections)
 
     async def peer(self, *, logs_in: bool = True, address: str = "127.0.0.1") -> Peer:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=self._tls, local_addr=(address, 0))
+        # A small window: the system would else take megabytes of what a test leaves unread.
+        end = socket.socket()
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        end.setblocking(False)
+        end.bind((address, 0))
+        await asyncio.get_running_loop().sock_connect(end, ("127.0.0.1", self.port))
+        reader, writer = await asyncio.open_connection(
+            sock=end, ssl=self._tls, server_hostname="127.0.0.1" if self._tls else None
+        )
         peer = Peer(reader, writer)
         self._peers.append(peer)
         if logs_in:
