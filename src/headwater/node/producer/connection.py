@@ -314,18 +314,18 @@ class ProducerConnection:
         Stops before the first request that differs or needs a closer check. The caller passes that one to `admit` and
         `open_stream`, which must always give the same result.
         """
-        opened, pattern, numbers = OpenedStreams(), self._pattern, self.bucket.vbuckets
+        opened, pattern, live = OpenedStreams(), self._pattern, self.live
+        states, facts_of = live.states, self.bucket.vbuckets.facts
         if pattern is None or pattern.manifest is not self.bucket.manifest:
             return opened
-        states, seqnos, vbuuids = numbers.states.tolist(), numbers.durable_seqnos.tolist(), numbers.vbuuids.tolist()
         for number, opaque, start, end, vbuuid, snapshot_start, snapshot_end in pattern.alike(data, count_max):
             vbucket = VBucketId(number)
             if vbucket >= len(states) or states[vbucket] != VBucketState.ACTIVE or self._open_ids.get(vbucket):
                 break
-            facts, high = numbers.facts[vbucket], seqnos[vbucket]
+            facts, high = facts_of[vbucket], live.durable_seqnos[vbucket]
             assert facts is not None, "an active vbucket is here"
             # The consumer must not lack purged deletions, and all that it has must be on the newest branch.
-            goes_on = vbuuid == vbuuids[vbucket] and snapshot_end <= high and start >= facts.purge_seqno
+            goes_on = vbuuid == live.vbuuids[vbucket] and snapshot_end <= high and start >= facts.purge_seqno
             if not snapshot_start <= start <= min(snapshot_end, end) or (start and not goes_on):
                 break
             stream = Stream(
